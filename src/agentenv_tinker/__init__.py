@@ -1,0 +1,1 @@
+"""Trains a language model with Tinker on the tasks of an AgentEnv bundle."""

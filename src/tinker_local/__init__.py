@@ -1,0 +1,1 @@
+"""A Tinker-compatible service on this machine; it knows nothing of bundles."""
