@@ -1,0 +1,262 @@
+"""Plays one episode of a task: starts it, runs its turns' calls, scores it, and always gives back what it held.
+
+The rules of the conversation are env.py's; here are the run, its deadlines, its slot and its record.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import weakref
+from collections.abc import Awaitable, Callable, Sequence
+from contextlib import AsyncExitStack
+from dataclasses import dataclass, field
+from typing import Any, TypeVar
+
+from agentenv_tinker import framework, records
+from agentenv_tinker.conversation import Answer, Call, Tool
+from agentenv_tinker.errors import EpisodeFailedError, EpisodeTimeoutError, described
+
+_T = TypeVar("_T")
+
+_live: set[EpisodeRun] = set()
+_slots: weakref.WeakKeyDictionary[asyncio.AbstractEventLoop, dict[int, asyncio.Semaphore]] = weakref.WeakKeyDictionary()
+
+
+@dataclass(frozen=True)
+class Deadlines:
+    """How long each wait of an episode may take, in seconds."""
+
+    start: float = 600.0
+    """From the start to the first turn: deploys, builds and setup steps."""
+    call: float = 120.0
+    """One tool call."""
+    end: float = 600.0
+    """From a turn's end to the next turn or the scores, teardown included."""
+
+
+@dataclass(frozen=True)
+class PlayableTask:
+    """A task that can be played, with what a run of it needs."""
+
+    name: str
+    prepared: framework.PreparedTask
+    spec: framework.EpisodeSpec
+    scoring_steps: tuple[str, ...]
+    reward_problem: str | None
+    """Why its scores make no reward under the run's rule, or None where they do."""
+
+
+@dataclass(frozen=True)
+class OpenTurn:
+    """A turn as its conversation needs it."""
+
+    prompt: str
+    system_prompt: str | None
+    tools: tuple[Tool, ...]
+
+
+@dataclass(eq=False)
+class EpisodeRun:
+    """One run of a task. Start it, act and end turns until `end_turn` returns None, then take its scores.
+
+    Every method raises EpisodeFailedError once the run has failed, and by then the run is abandoned, torn down and
+    filed, and its slot free. `abandon` does the same at any time, once.
+    """
+
+    task: PlayableTask
+    sandbox: str | None
+    run_group: str
+    max_concurrent: int
+    deadlines: Deadlines = field(default_factory=Deadlines)
+
+    _episode: framework.Episode | None = field(default=None, init=False)
+    _turn: framework.Turn | None = field(default=None, init=False)
+    _tools: framework.TurnTools | None = field(default=None, init=False)
+    _closing: AsyncExitStack = field(default_factory=AsyncExitStack, init=False)
+    _slot: asyncio.Semaphore | None = field(default=None, init=False)
+    _ending: asyncio.Task[None] | None = field(default=None, init=False)
+    _over: bool = field(default=False, init=False)
+
+    @property
+    def over(self) -> bool:
+        """Whether the run has ended or is being abandoned."""
+        return self._over
+
+    async def start(self) -> OpenTurn:
+        """Wait for a slot, start the run, and return its first turn."""
+        if self._over:
+            raise EpisodeFailedError(f"{self._name}: it was abandoned before it started")
+        slot = _slots_of(self.max_concurrent)
+        await slot.acquire()
+        self._slot = slot
+        _live.add(self)
+        turn = await self._bounded(self._started(), self.deadlines.start, "to reach its first turn")
+        if turn is None:
+            raise await self._failed(EpisodeFailedError("the run ended before the agent's first turn"))
+        return turn
+
+    async def record(self, message: dict[str, Any], *, model: str | None) -> None:
+        """Record the model's message on the turn, before its calls run."""
+        turn = self._open_turn()
+        await self._bounded(turn.record_model_call(message, model=model), self.deadlines.call, "to record a message")
+
+    async def act(self, calls: Sequence[Call], *, in_order: bool) -> list[Answer]:
+        """Run `calls`, at once or `in_order`, and return their answers in the order of the calls."""
+        if in_order:
+            return [await self._answer(call) for call in calls]
+        answers = await asyncio.gather(*map(self._answer, calls), return_exceptions=True)
+        failures = [answer for answer in answers if isinstance(answer, BaseException)]
+        if failures:
+            raise failures[0]
+        return [answer for answer in answers if isinstance(answer, Answer)]
+
+    async def end_turn(self, reply: str | None) -> OpenTurn | None:
+        """Hand the turn back with `reply`, and return the next turn, or None when the run has no more."""
+        turn = self._open_turn()
+
+        async def ended() -> OpenTurn | None:
+            await turn.end(reply)
+            return await self._next_turn()
+
+        return await self._bounded(ended(), self.deadlines.end, "to go on after a turn")
+
+    async def scores(self, *, within: float | None = None) -> dict[str, float]:
+        """End what turns are open or still come with no reply, and return the run's scores by step id.
+
+        `within`, in seconds, is a tighter deadline than the run's own. Raises EpisodeFailedError where the run
+        failed by the framework's own rule, softly failed steps included.
+        """
+        seconds = min(self.deadlines.end, within) if within else self.deadlines.end
+        scores = await self._bounded(self._finished(), seconds, "to be scored")
+        await self._settle(framework.RunStatus.COMPLETED, None)
+        return scores
+
+    async def abandon(self, reason: str) -> None:
+        """Stop the run, wait for its teardown and give its slot back. Once is enough, and more does no harm."""
+        await self._end(framework.RunStatus.CANCELED, reason)
+
+    async def _started(self) -> OpenTurn | None:
+        self._episode = await self.task.spec.start(sandbox=self.sandbox)
+        await records.file_start(self._episode, self.task.prepared.task, run_group=self.run_group)
+        return await self._next_turn()
+
+    async def _next_turn(self) -> OpenTurn | None:
+        assert self._episode is not None
+        await self._closing.aclose()
+        self._turn = await self._episode.next_turn()
+        if self._turn is None:
+            return None
+        self._tools = await self._closing.enter_async_context(self._turn.tools(timeout=self.deadlines.call))
+        tools = (Tool(tool.name, tool.description or "", tool.inputSchema or {}) for tool in self._tools.list())
+        return OpenTurn(self._turn.prompt, self._turn.system_prompt, tuple(tools))
+
+    async def _finished(self) -> dict[str, float]:
+        assert self._episode is not None
+        while self._turn is not None:
+            await self._turn.end(None)
+            await self._next_turn()
+        scores = await self._episode.result()
+        status, why = framework.run_status(self._episode)
+        if status is not framework.RunStatus.COMPLETED:
+            raise EpisodeFailedError(f"a step failed without stopping the run: {why}")
+        return scores
+
+    async def _answer(self, call: Call) -> Answer:
+        """`call`'s answer. A tool that can't be called, or runs out of time, is an error the model reads."""
+        if call.problem is not None:
+            return Answer.error(call.problem)
+        assert self._tools is not None
+        result = await self._bounded(
+            self._tools.call(call.name, dict(call.arguments)), self.deadlines.call + 60, f"for {call.name} to answer"
+        )
+        return Answer(result.content, is_error=result.isError)
+
+    def _open_turn(self) -> framework.Turn:
+        if self._turn is None or self._over:
+            raise EpisodeFailedError(f"{self._name}: no turn is open")
+        return self._turn
+
+    async def _bounded(self, doing: Awaitable[_T], seconds: float, what: str) -> _T:
+        """`doing`'s result. Whatever stops it, a cancellation included, first ends the run."""
+        deadline = asyncio.timeout(seconds)
+        try:
+            async with deadline:
+                return await doing
+        except asyncio.CancelledError:
+            await self.abandon("the rollout was cancelled")
+            raise
+        except Exception as error:  # a run fails with whatever its steps raise
+            late = EpisodeTimeoutError(f"it took more than {seconds:g} s {what}")
+            raise await self._failed(late if deadline.expired() else error) from error
+
+    async def _failed(self, error: Exception) -> EpisodeFailedError:
+        """End the run as failed, and return what to raise for it: the step that failed, where one did."""
+        ours = isinstance(error, EpisodeFailedError)
+        step = framework.failed_step(self._episode) if self._episode is not None and not ours else None
+        why = step or described(error)
+        await self._end(framework.RunStatus.FAILED, why)
+        kind = EpisodeTimeoutError if isinstance(error, EpisodeTimeoutError) else EpisodeFailedError
+        return kind(f"{self._name}: {why}")
+
+    async def _end(self, status: framework.RunStatus, why: str) -> None:
+        if self._over and self._ending is None:
+            return
+        self._over = True
+        if self._ending is None:
+            self._ending = asyncio.create_task(self._torn_down(status, why))
+        await _to_its_end(self._ending)
+
+    async def _torn_down(self, status: framework.RunStatus, why: str) -> None:
+        try:
+            if self._episode is not None:
+                await self._episode.abandon(why)
+        finally:
+            await self._settle(status, why)
+
+    async def _settle(self, status: framework.RunStatus, error: str | None) -> None:
+        """File how the run ended and give back what it held."""
+        self._over = True
+        self._turn = None
+        if self._slot is not None:
+            self._slot.release()
+            self._slot = None
+        _live.discard(self)
+        await self._closing.aclose()
+        if self._episode is not None:
+            await records.file_end(self._episode, self.task.prepared.task, status, error)
+
+    @property
+    def _name(self) -> str:
+        return f"task {self.task.name!r}" + (f" (run {self._episode.id})" if self._episode is not None else "")
+
+
+async def abandon_all(reason: str, *, seconds: float, on_progress: Callable[[int], None] = lambda left: None) -> int:
+    """Abandon every episode of this event loop, within `seconds`, and return how many are still not torn down."""
+    runs = list(_live)
+    if not runs:
+        return 0
+    on_progress(len(runs))
+    abandoning = [asyncio.create_task(run.abandon(reason)) for run in runs]
+    _, pending = await asyncio.wait(abandoning, timeout=seconds)
+    return len(pending)
+
+
+def _slots_of(max_concurrent: int) -> asyncio.Semaphore:
+    """The slots that bound the episodes under way on this event loop, groups and splits together."""
+    by_size = _slots.setdefault(asyncio.get_running_loop(), {})
+    return by_size.setdefault(max_concurrent, asyncio.Semaphore(max_concurrent))
+
+
+async def _to_its_end(task: asyncio.Task[None]) -> None:
+    """Wait for `task` whatever happens, then let a cancellation that came meanwhile go on."""
+    cancelled = False
+    while not task.done():
+        try:
+            await asyncio.shield(task)
+        except asyncio.CancelledError:
+            cancelled = True
+            if task.cancelled():
+                break
+    if cancelled:
+        raise asyncio.CancelledError
+    task.result()
