@@ -39,8 +39,6 @@ class Playable:
         unscored = {task.name: task.reward_problem for task in self.splits[name] if task.reward_problem is not None}
         if unscored:
             raise BundleError("\n".join(f"task {task!r} makes no reward: {why}" for task, why in unscored.items()))
-                "\n".join(f"task {task.name!r} makes no reward: {task.reward_problem}" for task in unscored)
-            )
         return self.splits[name]
 
     def _reasons(self) -> str:

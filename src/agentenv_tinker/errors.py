@@ -24,6 +24,10 @@ class ServiceError(AgentEnvTinkerError):
     """A Tinker service that can't be used."""
 
 
+class TrainingError(AgentEnvTinkerError):
+    """A run that had started and could not go on."""
+
+
 class EpisodeFailedError(AgentEnvTinkerError):
     """An episode that earned no reward: its run failed, was cut short by an error, or recorded no usable score."""
 

@@ -24,12 +24,12 @@ from agent_env.task.episode.run import TurnTools
 
 __all__ = [
     "Episode",
-    "Task",
     "EpisodeError",
     "EpisodeSpec",
     "FrameworkBundleError",
     "PreparedTask",
     "RunStatus",
+    "Task",
     "Turn",
     "TurnTools",
     "failed_step",
