@@ -11,9 +11,8 @@ import signal
 import sys
 import time
 from collections.abc import Callable
-from pathlib import Path
 from types import FrameType
-from typing import Any
+from typing import Any, get_args, get_type_hints
 
 import click
 
@@ -29,13 +28,12 @@ def cli() -> None:
 
 def _run_options(command: Callable[..., None]) -> Callable[..., None]:
     """An option for each setting of a run but its bundle, an argument."""
-    kinds = {"int": int, "float": float, "Path": click.Path(path_type=Path)}
-    for setting in reversed(dataclasses.fields(RunConfig)):
-        if setting.name != "bundle":
-            meaning, default = setting.metadata["help"], setting.default
-            shown = meaning if default == "" else f"{meaning}  [{default}]"
-            flag, kind = f"--{setting.name.replace('_', '-')}", kinds.get(str(setting.type), str)
-            command = click.option(flag, setting.name, type=kind, help=shown)(command)
+    defaults = {setting.name: setting.default for setting in dataclasses.fields(RunConfig)}
+    for name, hint in reversed(get_type_hints(RunConfig, include_extras=True).items()):
+        kind, meaning = get_args(hint)
+        if name != "bundle":
+            shown = meaning if defaults[name] == "" else f"{meaning}  [{defaults[name]}]"
+            command = click.option(f"--{name.replace('_', '-')}", name, type=kind, help=shown)(command)
     return command
 
 

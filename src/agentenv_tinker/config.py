@@ -7,48 +7,45 @@ import re
 from dataclasses import dataclass
 from datetime import UTC, datetime
 from pathlib import Path
-from typing import Any
+from typing import Annotated, Any
 
 from agentenv_tinker.errors import ConfigError
 
 DEFAULT_MODEL = "HuggingFaceTB/SmolLM2-135M-Instruct"
 
 
-def _setting(default: Any, meaning: str) -> Any:
-    """A setting's default, and its meaning as the command line tells it too."""
-    return dataclasses.field(default=default, metadata={"help": meaning})
-
-
 @dataclass(frozen=True, kw_only=True)
 class RunConfig:
-    """A training run. Values are checked as it is made; a bad one raises ConfigError, naming it."""
+    """A training run. Values are checked as it is made; a bad one raises ConfigError, naming it.
 
-    bundle: str
-    """A bundle's folder, or an installed bundle's name."""
-    runs: Path = _setting(Path("runs"), "The folder that run folders go to.")
-    run: str = _setting("", "The run's name and folder; empty for the bundle's name and the time.")
-    model: str = _setting(DEFAULT_MODEL, "The base model, as the Tinker service names it.")
-    renderer: str = _setting("", "The cookbook's renderer; empty for the one it recommends for the model.")
-    train_split: str = _setting(
-        "", "The eval to train on, or `all`; empty for the eval `train` where there is one, else `all`."
-    )
-    eval_split: str = _setting("", "The eval to evaluate on; empty for the eval `held_out`.")
-    reward: str = _setting("", "The step whose score is the reward; empty for the one score that a task records.")
-    steps: int = _setting(4, "Training steps.")
-    groups_per_batch: int = _setting(4, "Groups in a training step; a group plays one task.")
-    group_size: int = _setting(8, "Rollouts in a group.")
-    eval_tasks: int = _setting(40, "How many tasks of the eval split are played, the first ones; 0 for all.")
-    eval_every: int = _setting(
-        0, "Evaluate every so many steps too, besides before the first and after the last; 0 for those two alone."
-    )
-    learning_rate: float = _setting(5e-4, "The optimizer's learning rate.")
-    lora_rank: int = _setting(32, "The adapter's rank.")
-    temperature: float = _setting(1.0, "The temperature of the training rollouts.")
-    max_tokens: int = _setting(128, "Tokens that the model may write in one message.")
-    max_turn_messages: int = _setting(4, "Messages that the model may write in one turn.")
-    max_concurrent_episodes: int = _setting(8, "Episodes under way at once.")
-    sandbox: str = _setting("local", "The framework's sandbox provider.")
-    seed: int = _setting(0, "Shuffles the training tasks.")
+    Each setting's meaning is in its annotation, from which the command line has it too.
+    """
+
+    bundle: Annotated[str, "A bundle's folder, or an installed bundle's name."]
+    runs: Annotated[Path, "The folder that run folders go to."] = Path("runs")
+    run: Annotated[str, "The run's name and folder; empty for the bundle's name and the time."] = ""
+    model: Annotated[str, "The base model, as the Tinker service names it."] = DEFAULT_MODEL
+    renderer: Annotated[str, "The cookbook's renderer; empty for the one it recommends for the model."] = ""
+    train_split: Annotated[
+        str, "The eval to train on, or `all`; empty for the eval `train` where there is one, else `all`."
+    ] = ""
+    eval_split: Annotated[str, "The eval to evaluate on; empty for the eval `held_out`."] = ""
+    reward: Annotated[str, "The step whose score is the reward; empty for the one score that a task records."] = ""
+    steps: Annotated[int, "Training steps."] = 4
+    groups_per_batch: Annotated[int, "Groups in a training step; a group plays one task."] = 4
+    group_size: Annotated[int, "Rollouts in a group."] = 8
+    eval_tasks: Annotated[int, "How many tasks of the eval split are played, the first ones; 0 for all."] = 40
+    eval_every: Annotated[
+        int, "Evaluate every so many steps too, besides before the first and after the last; 0 for those two alone."
+    ] = 0
+    learning_rate: Annotated[float, "The optimizer's learning rate."] = 5e-4
+    lora_rank: Annotated[int, "The adapter's rank."] = 32
+    temperature: Annotated[float, "The temperature of the training rollouts."] = 1.0
+    max_tokens: Annotated[int, "Tokens that the model may write in one message."] = 128
+    max_turn_messages: Annotated[int, "Messages that the model may write in one turn."] = 4
+    max_concurrent_episodes: Annotated[int, "Episodes under way at once."] = 8
+    sandbox: Annotated[str, "The framework's sandbox provider."] = "local"
+    seed: Annotated[int, "Shuffles the training tasks."] = 0
 
     def __post_init__(self) -> None:
         counts = ("steps", "groups_per_batch", "group_size", "lora_rank", "max_tokens", "max_turn_messages")

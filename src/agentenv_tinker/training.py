@@ -18,7 +18,6 @@ from tinker_cookbook import checkpoint_utils, model_info, weights
 from tinker_cookbook.exceptions import TinkerCookbookError
 from tinker_cookbook.rl import train as rl_train
 from tinker_cookbook.rl.metric_util import RLTestSetEvaluator
-from tinker_cookbook.stores.training_store import TrainingRunStore
 from tinker_cookbook.utils.ml_log import JsonLogger
 
 from agentenv_tinker import framework
@@ -218,9 +217,9 @@ async def _evaluate(cookbook: rl_train.Config, dataset: AgentEnvDatasetBuilder, 
     service = tinker.ServiceClient()
     sampler = await service.create_sampling_client_async(model_path=sampler_path)
     evaluator = RLTestSetEvaluator(test, cookbook.max_tokens, strategy=cookbook.effective_rollout_strategy())
-    metrics = await rl_train.run_evaluations_parallel(
-        [evaluator], sampler, cookbook, cookbook.max_steps, store=TrainingRunStore(cookbook.log_path)
-    )
     logger = JsonLogger(cookbook.log_path)
+    metrics = await rl_train.run_evaluations_parallel(
+        [evaluator], sampler, cookbook, cookbook.max_steps, store=logger.store
+    )
     logger.log_metrics(metrics, step=cookbook.max_steps)
     logger.close()
