@@ -38,7 +38,9 @@ class Playable:
             raise BundleError(f"split {name!r} has no task that can be played{self._reasons()}")
         unscored = {task.name: task.reward_problem for task in self.splits[name] if task.reward_problem is not None}
         if unscored:
-            raise BundleError("\n".join(f"task {task!r} makes no reward: {why}" for task, why in unscored.items()))
+            task, why = next(iter(unscored.items()))
+            others = f", and so do {len(unscored) - 1} more" if len(unscored) > 1 else ""
+            raise BundleError(f"task {task!r} of split {name!r} makes no reward: {why}{others}")
         return self.splits[name]
 
     def _reasons(self) -> str:

@@ -76,6 +76,7 @@ def _new_folder(config: RunConfig) -> Iterator[Path]:
     folder = config.folder
     if folder.exists():
         raise ConfigError(f"run {config.run!r} exists already in {folder}; choose another name, or remove it")
+    made = [each for each in (folder, *folder.parents) if not each.exists()]
     with boundary(ConfigError, f"the run's folder {str(folder)!r} can't be made", OSError):
         folder.mkdir(parents=True)
     try:
@@ -83,6 +84,9 @@ def _new_folder(config: RunConfig) -> Iterator[Path]:
     finally:
         if not (folder / "run.json").exists():
             shutil.rmtree(folder, ignore_errors=True)
+            with contextlib.suppress(OSError):  # a folder that another run uses by now
+                for each in made[1:]:
+                    each.rmdir()
 
 
 @contextlib.contextmanager
