@@ -63,11 +63,11 @@ def serve(options: tuple[str, ...]) -> None:
 
 
 def _progress() -> Callable[[str], None]:
-    began = time.monotonic()
+    began, stderr = time.monotonic(), sys.stderr
 
     def say(line: str) -> None:
         minutes, seconds = divmod(int(time.monotonic() - began), 60)
-        click.echo(f"[{minutes:02d}:{seconds:02d}] {line}", err=True)
+        click.echo(f"[{minutes:02d}:{seconds:02d}] {line}", file=stderr)
 
     return say
 

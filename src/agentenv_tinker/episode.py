@@ -19,6 +19,7 @@ from agentenv_tinker.errors import EpisodeFailedError, EpisodeTimeoutError, desc
 _T = TypeVar("_T")
 
 _live: set[EpisodeRun] = set()
+_played = 0  # episodes of this process that are over
 _slots: weakref.WeakKeyDictionary[asyncio.AbstractEventLoop, dict[int, asyncio.Semaphore]] = weakref.WeakKeyDictionary()
 
 
@@ -215,6 +216,8 @@ class EpisodeRun:
 
     async def _settle(self, status: framework.RunStatus, error: str | None) -> None:
         """File how the run ended and give back what it held."""
+        global _played
+        _played += 1
         self._over = True
         self._turn = None
         if self._slot is not None:
@@ -228,6 +231,11 @@ class EpisodeRun:
     @property
     def _name(self) -> str:
         return f"task {self.task.name!r}" + (f" (run {self._episode.id})" if self._episode is not None else "")
+
+
+def episodes_played() -> tuple[int, int]:
+    """How many episodes of this process are over, and how many are under way."""
+    return _played, len(_live)
 
 
 async def abandon_all(reason: str, *, seconds: float, on_progress: Callable[[int], None] = lambda left: None) -> int:

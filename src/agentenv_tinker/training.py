@@ -8,7 +8,7 @@ import json
 import math
 import os
 import shutil
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 from dataclasses import asdict, dataclass
 from pathlib import Path
 
@@ -27,10 +27,9 @@ from agentenv_tinker.dataset import AgentEnvDatasetBuilder
 from agentenv_tinker.episode import abandon_all
 from agentenv_tinker.errors import BundleError, ConfigError, TrainingError, boundary
 from agentenv_tinker.evaluation import Evaluation, read_evaluation
+from agentenv_tinker.progress import Say, quiet_console, told
 from agentenv_tinker.sandboxes import check_docker
 from agentenv_tinker.service import tinker_service
-
-Say = Callable[[str], None]
 
 _TEARDOWN_SECONDS = 20.0
 _RENDERERS = {DEFAULT_MODEL: "qwen3_instruct"}  # for models that the cookbook recommends none for
@@ -66,8 +65,10 @@ async def train(config: RunConfig, *, say: Say) -> Trained:
         await asyncio.to_thread(_check_renderer, dataset)
         (folder / "run.json").write_text(json.dumps(config.to_dict(), indent=2) + "\n")
         stack.push_async_callback(_teardown, say)
-        with boundary(TrainingError, "training stopped", tinker.TinkerError, TinkerCookbookError):
-            return await _trained(config, dataset, say)
+        stack.enter_context(boundary(TrainingError, "training stopped", tinker.TinkerError, TinkerCookbookError))
+        stack.enter_context(quiet_console(folder / "console.log"))
+        await stack.enter_async_context(told(folder, steps=config.steps, say=say))
+        return await _trained(config, dataset, say)
 
 
 @contextlib.contextmanager
