@@ -63,14 +63,15 @@ def _lines(metrics: Path) -> list[str]:
 def step_line(metrics: Mapping[str, Any], steps: int) -> str:
     """One line for the metrics of a training step, or of the evaluation after the last."""
     parts = []
+    step = metrics.get("progress/batch")
     if (held := metrics.get("test/env/all/reward/total")) is not None:
         parts.append(f"held-out reward {held:.3f}")
     if (reward := metrics.get("env/all/reward/total")) is not None:
         parts.append(f"reward {reward:.3f}")
-    if (kl := metrics.get("optim/kl_sample_train_v1")) is not None:
-        parts.append(f"KL {kl:.1e}")
+        parts.append(f"KL {metrics.get('optim/kl_sample_train_v1', float('nan')):.1e}")
+    elif step is not None:
+        parts.append("every group failed; not trained")
     if (seconds := metrics.get("time/total")) is not None:
         parts.append(f"{seconds:.0f} s")
-    step = metrics.get("progress/batch")
     named = "final evaluation" if step is None else f"step {step + 1}/{steps}"
-    return f"{named}: {', '.join(parts) or 'every group failed; not trained'}"
+    return f"{named}: {', '.join(parts)}"

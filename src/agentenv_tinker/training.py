@@ -56,6 +56,7 @@ async def train(config: RunConfig, *, say: Say) -> Trained:
     """
     async with contextlib.AsyncExitStack() as stack:
         folder = stack.enter_context(_new_folder(config))
+        stack.enter_context(quiet_console(folder / "console.log"))
         stack.enter_context(_records_in(folder))
         stack.enter_context(framework.routing())
         dataset = await _prepared(config, say)
@@ -65,8 +66,9 @@ async def train(config: RunConfig, *, say: Say) -> Trained:
         await asyncio.to_thread(_check_renderer, dataset)
         (folder / "run.json").write_text(json.dumps(config.to_dict(), indent=2) + "\n")
         stack.push_async_callback(_teardown, say)
-        stack.enter_context(boundary(TrainingError, "training stopped", tinker.TinkerError, TinkerCookbookError))
-        stack.enter_context(quiet_console(folder / "console.log"))
+        stack.enter_context(
+            boundary(TrainingError, "training stopped", tinker.TinkerError, TinkerCookbookError, OSError)
+        )
         await stack.enter_async_context(told(folder, steps=config.steps, say=say))
         return await _trained(config, dataset, say)
 

@@ -1,0 +1,64 @@
+"""The settings of a run."""
+
+import re
+from pathlib import Path
+
+import pytest
+
+from agentenv_tinker.config import RunConfig
+from agentenv_tinker.errors import ConfigError
+
+
+def test_a_run_is_named_after_its_bundle_and_the_time() -> None:
+    """Without a name, a run is called by the bundle's folder and when it was made."""
+    config = RunConfig(bundle="some/where/grid sim")
+
+    assert re.fullmatch(r"grid-sim-\d{8}-\d{6}", config.run)
+    assert config.folder == Path("runs") / config.run
+
+
+@pytest.mark.parametrize(
+    ("name", "value", "told"),
+    [
+        ("steps", 0, "steps must be 1 or more, not 0"),
+        ("group_size", -1, "group_size must be 1 or more, not -1"),
+        ("max_concurrent_episodes", 0, "max_concurrent_episodes must be 1 or more, not 0"),
+        ("eval_tasks", -1, "eval_tasks must be 0 or more, not -1"),
+        ("learning_rate", 0.0, "learning_rate must be above 0, not 0.0"),
+        ("temperature", float("nan"), "temperature must be above 0, not nan"),
+        ("run", "../elsewhere", "run must be a plain name of letters, digits, '-', '_' and '.', not '../elsewhere'"),
+    ],
+)
+def test_a_setting_that_cannot_be_used_is_refused_by_name(name: str, value: object, told: str) -> None:
+    """A bad value is told with the setting's name and the value found."""
+    with pytest.raises(ConfigError) as refused:
+        RunConfig(bundle="b", **{name: value})
+
+    assert str(refused.value) == told
+
+
+def test_settings_are_saved_as_json_values() -> None:
+    """What run.json holds are plain values."""
+    assert RunConfig(bundle="b", run="r", runs=Path("x")).to_dict() | {"steps": 9} == {
+        "bundle": "b",
+        "runs": "x",
+        "run": "r",
+        "model": "HuggingFaceTB/SmolLM2-135M-Instruct",
+        "renderer": "",
+        "train_split": "",
+        "eval_split": "",
+        "reward": "",
+        "steps": 9,
+        "groups_per_batch": 4,
+        "group_size": 8,
+        "eval_tasks": 40,
+        "eval_every": 0,
+        "learning_rate": 5e-4,
+        "lora_rank": 32,
+        "temperature": 1.0,
+        "max_tokens": 128,
+        "max_turn_messages": 4,
+        "max_concurrent_episodes": 8,
+        "sandbox": "local",
+        "seed": 0,
+    }
