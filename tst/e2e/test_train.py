@@ -1,0 +1,172 @@
+"""A real training run outside the stack: real sandboxes, tokens, steps and evaluations, and its end by Ctrl-C."""
+
+import json
+import os
+import re
+import signal
+import subprocess
+import sys
+import time
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from agentenv_tinker import framework
+from agentenv_tinker.bundle import playable
+from agentenv_tinker.conversation import Call
+from agentenv_tinker.episode import EpisodeRun
+
+REPOSITORY = Path(__file__).resolve().parents[2]
+GRIDSIM = REPOSITORY / "bundles" / "gridsim"
+EVAL_TASKS = 6
+STEPS = 2
+
+
+def command(runs: Path, run: str, *more: str) -> list[str]:
+    small = ("--steps", str(STEPS), "--groups-per-batch", "2", "--group-size", "4", "--max-tokens", "48")
+    where = ("--runs", str(runs), "--run", run, "--eval-tasks", str(EVAL_TASKS))
+    return [sys.executable, "-m", "agentenv_tinker", "train", str(GRIDSIM), *where, *small, *more]
+
+
+def without_service() -> dict[str, str]:
+    """This environment, with no Tinker service named in it."""
+    return {name: value for name, value in os.environ.items() if not name.startswith("TINKER_")}
+
+
+@pytest.fixture(scope="module")
+def runs(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    return tmp_path_factory.mktemp("runs")
+
+
+@pytest.fixture(scope="module")
+def output(runs: Path) -> str:
+    """What a run of the default model prints, once it is done."""
+    done = subprocess.run(
+        command(runs, "whole"), env=without_service(), capture_output=True, text=True, timeout=1500, check=False
+    )
+    assert done.returncode == 0, done.stderr
+    return done.stdout
+
+
+@pytest.fixture(scope="module")
+def folder(runs: Path, output: str) -> Path:
+    return runs / "whole"
+
+
+def rollouts(folder: Path, step: int, part: str) -> list[dict[str, Any]]:
+    """The rollouts that the cookbook recorded at a step."""
+    path = folder / f"iteration_{step:06d}" / f"{part}_rollout_summaries.jsonl"
+    return [json.loads(line) for line in path.read_text().splitlines()]
+
+
+@pytest.mark.parametrize(("when", "step"), [("before", 0), ("after", STEPS)])
+def test_printed_rewards_are_those_of_the_records(output: str, folder: Path, when: str, step: int) -> None:
+    """Each printed mean is that of the rollouts recorded at that step, one for each task."""
+    printed = re.search(rf"held-out reward {when}: +(\d\.\d+) \+/- (\S+) \(s\.e\.\) over (\d+) episodes", output)
+    rewards = [rollout["total_reward"] for rollout in rollouts(folder, step, "eval_0")]
+
+    assert printed is not None, output
+    assert len(rewards) == EVAL_TASKS
+    assert float(printed[1]) == pytest.approx(sum(rewards) / len(rewards), abs=5e-4)
+    assert int(printed[3]) == EVAL_TASKS
+
+
+def test_every_step_trained_on_real_rollouts(folder: Path) -> None:
+    """Each step has its eight rollouts, and the trainer's probabilities of their tokens are the sampler's."""
+    metrics = [json.loads(line) for line in (folder / "metrics.jsonl").read_text().splitlines()]
+    steps = [line for line in metrics if "progress/batch" in line]
+
+    assert [len(rollouts(folder, step, "train")) for step in range(STEPS)] == [8] * STEPS
+    assert [line["progress/batch"] for line in steps] == list(range(STEPS))
+    assert all(abs(line["optim/kl_sample_train_v1"]) < 1e-3 for line in steps)
+
+
+def test_the_run_folder_holds_everything(folder: Path) -> None:
+    """Settings, metrics, rollouts as pages, checkpoints, the adapter and the run records are there."""
+    for name in (
+        *("run.json", "summary.json", "metrics.jsonl", "checkpoints.jsonl", "logs.log"),
+        *("iteration_000000/train.html", "iteration_000000/eval_0.html", f"iteration_{STEPS:06d}/eval_0.html"),
+        *("checkpoints/final/adapter_model.safetensors", "checkpoints/final/adapter_config.json", "records/agent-env"),
+    ):
+        assert (folder / name).exists(), name
+
+
+def test_a_recorded_rollout_scores_the_same_when_its_actions_are_played_by_hand(
+    folder: Path, monkeypatch: pytest.MonkeyPatch, tmp_path: Path
+) -> None:
+    """The calls of a recorded evaluation rollout, made again in a fresh episode, end in the recorded score."""
+    recorded = max(rollouts(folder, 0, "eval_0"), key=lambda rollout: rollout["total_reward"])
+    calls = [
+        Call(None, *called(text))
+        for step in recorded["steps"]
+        for name, text in step["logs"].items()
+        if name.startswith("tool_call_") and text.startswith(("read_day(", "submit_schedule("))
+    ]
+    monkeypatch.setenv("XDG_STATE_HOME", str(tmp_path))
+
+    assert play(recorded["steps"][0]["logs"]["task"], calls) == pytest.approx(recorded["total_reward"])
+
+
+def called(text: str) -> tuple[str, dict[str, Any]]:
+    name, _, arguments = text.removesuffix(")").partition("(")
+    return name, json.loads(arguments)
+
+
+def play(task: str, calls: list[Call]) -> float:
+    """The score of an episode of `task` that makes `calls`."""
+    import asyncio
+
+    async def scored() -> float:
+        bundle = await asyncio.to_thread(playable, str(GRIDSIM), reward=None, sandbox="local", turn_seconds=None)
+        [chosen] = [each for each in bundle.split("held_out") if each.name == task]
+        run = EpisodeRun(chosen, "local", "by hand", 1)
+        await run.start()
+        await run.act(calls, in_order=True)
+        return (await run.scores())["profit"]
+
+    with framework.routing():
+        return asyncio.run(scored())
+
+
+def test_ctrl_c_stops_within_30_seconds_and_leaves_nothing(runs: Path, output: str) -> None:
+    """Interrupted amid its episodes, a run tears them down and ends; its service ends with it."""
+    with subprocess.Popen(
+        command(runs, "stopped"), env=without_service(), stderr=subprocess.PIPE, text=True, start_new_session=True
+    ) as process:
+        assert process.stderr is not None
+        sandboxes = wait_for_sandboxes(process)
+        began = time.monotonic()
+        process.send_signal(signal.SIGINT)
+        said = process.stderr.read()
+        process.wait(timeout=60)
+
+    assert process.returncode == 130, said
+    assert said.splitlines()[-1] == "agentenv-tinker: interrupted"
+    assert time.monotonic() - began < 30
+    assert sandboxes.isdisjoint(running_sandboxes())
+    assert not session_processes(process.pid)
+
+
+def wait_for_sandboxes(process: subprocess.Popen[str]) -> set[str]:
+    """The containers of the run's first episodes."""
+    others = running_sandboxes()
+    for _ in range(300):
+        assert process.poll() is None
+        if started := running_sandboxes() - others:
+            return started
+        time.sleep(0.5)
+    raise AssertionError("no sandbox came up within 150 s")
+
+
+def running_sandboxes() -> set[str]:
+    listed = subprocess.run(
+        ["docker", "ps", "-aq", "--filter", "label=agentenv.sandbox"], capture_output=True, text=True, check=True
+    )
+    return set(listed.stdout.split())
+
+
+def session_processes(leader: int) -> list[str]:
+    """The processes that the run started and left."""
+    listed = subprocess.run(["ps", "-eo", "ppid,args"], capture_output=True, text=True, check=True)
+    return [line for line in listed.stdout.splitlines() if line.split()[0] == str(leader)]
