@@ -47,6 +47,12 @@ class Day:
                     raise ValueError(f"{name}: expected whole numbers from {low} to {high}, got {value!r}")
 
 
+def describe(day: Day) -> str:
+    """The day as an agent reads it."""
+    blocks = [f"block {number}: {price}" for number, price in enumerate(day.prices, start=1)]
+    return "\n".join([*blocks, f"battery: holds {day.capacity}, moves {day.power}, loses {day.loss}%"])
+
+
 def parse_schedule(text: str, *, blocks: int) -> tuple[str, ...]:
     """The words of a schedule; raises ValueError, saying what to send instead, when it has not one for each block."""
     words = tuple(text.lower().replace(",", " ").split())

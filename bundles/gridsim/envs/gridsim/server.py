@@ -14,7 +14,7 @@ from agentenv_protocol import (
     reset_data,
     tool,
 )
-from battery import Day, best_schedule, parse_schedule, profit
+from battery import Day, best_schedule, describe, parse_schedule, profit
 
 DAY_URI = "urn:gridsim:day/v1"
 
@@ -38,11 +38,7 @@ class GridSim(AgentEnvEnvironment):
     @tool(structured_output=False)
     def read_day(self) -> str:
         """Read the day."""
-        day = self._current_day()
-        return "\n".join(
-            [f"block {number}: {price}" for number, price in enumerate(day.prices, start=1)]
-            + [f"battery: holds {day.capacity}, moves {day.power}, loses {day.loss}%"]
-        )
+        return describe(self._current_day())
 
     @tool(structured_output=False)
     def submit_schedule(self, schedule: str) -> str:
