@@ -1,0 +1,396 @@
+"""The HTTP application: what the SDK's service, training and sampling clients call."""
+
+import secrets
+from collections.abc import AsyncIterator, Awaitable, Callable
+from contextlib import asynccontextmanager
+from typing import Any
+
+from starlette.applications import Starlette
+from starlette.exceptions import HTTPException
+from starlette.requests import Request
+from starlette.responses import JSONResponse, Response
+from starlette.routing import Route
+from starlette.types import ASGIApp, Receive, Scope, Send
+
+from tinker_local import answers, rest, wire
+from tinker_local.checkpoints import SamplerRecord, check_name, now
+from tinker_local.errors import GoneError, InvalidRequestError, NotServedError, ServiceError, TooLargeError
+from tinker_local.operations import CreateModel, LoadState, SaveForSampler, SaveState, UnloadModel
+from tinker_local.service import Service
+from tinker_local.wire import Json, take
+
+MAX_BODY_BYTES = 64 << 20
+_POLL_SECONDS = 25.0  # the SDK gives up on a poll after 45
+_PROTOBUF = "application/x-protobuf"
+
+Handler = Callable[[Request, Service], Awaitable[Response]]
+
+
+async def _body(request: Request) -> bytes:
+    """Return the request's body; raises TooLargeError once it is over the limit."""
+    pieces, size = [], 0
+    async for piece in request.stream():
+        size += len(piece)
+        if size > MAX_BODY_BYTES:
+            raise TooLargeError(f"the body is over {MAX_BODY_BYTES >> 20} MB: send fewer data in one request")
+        pieces.append(piece)
+    return b"".join(pieces)
+
+
+async def _json(request: Request) -> Json:
+    return wire.parse_json(await _body(request))
+
+
+async def _healthz(request: Request, service: Service) -> Response:
+    if service.death is not None:
+        raise service.death
+    return JSONResponse({"status": "ok"})
+
+
+async def _client_config(request: Request, service: Service) -> Response:
+    # Chunks one after the other arrive in the order of their seq_ids, which is the order they must run in.
+    return JSONResponse(
+        {
+            "pjwt_auth_enabled": False,
+            "parallel_fwdbwd_chunks": False,
+            "proto_compress_fwdbwd": False,
+            "sample_join_sampling_session": True,
+            "sample_use_retrieve_futures": False,
+            "custom_loss_server_side": False,
+            "use_pyqwest_transport": False,
+        }
+    )
+
+
+async def _dynamic_config(request: Request, service: Service) -> Response:
+    return JSONResponse({"refresh_interval_sec": 300, "sample_cancel_enabled": True})
+
+
+async def _capabilities(request: Request, service: Service) -> Response:
+    models = [
+        {
+            "model_name": name,
+            "max_context_length": service.served.context_length,
+            "trainable": True,
+            "sampleable": True,
+        }
+        for name in service.served.names
+    ]
+    return JSONResponse({"supported_models": models})
+
+
+async def _create_session(request: Request, service: Service) -> Response:
+    body = await _json(request)
+    metadata, name = take(body, "user_metadata", dict, {}), take(body, "display_name", str, None)
+    return JSONResponse({"type": "create_session", "session_id": await service.open_session(metadata, name)})
+
+
+async def _heartbeat(request: Request, service: Service) -> Response:
+    body = await _json(request)
+    try:
+        await service.session(take(body, "session_id", str))
+    except GoneError as error:
+        return JSONResponse({"detail": str(error)}, status_code=410)  # tells the SDK to stop its heartbeats
+    return JSONResponse({"type": "session_heartbeat"})
+
+
+async def _telemetry(request: Request, service: Service) -> Response:
+    await _body(request)
+    return JSONResponse({"status": "accepted"})
+
+
+async def _create_model(request: Request, service: Service) -> Response:
+    body = await _json(request)
+    operation = await _new_model(body, service, take(body, "lora_config", dict), take(body, "base_model", str))
+    service.submit(f"{operation.model_id}:create", operation)
+    return _future(f"{operation.model_id}:create", operation.model_id)
+
+
+async def _new_model(body: Json, service: Service, lora: Json, base_model: str) -> CreateModel:
+    service.check_model(base_model)
+    optimizer = take(body, "optimizer_config", dict, {}).get("type", "adamw")
+    if optimizer != "adamw":
+        raise InvalidRequestError(f"optimizer {optimizer!r} is not served: use the default, adamw")
+    session = await service.session(take(body, "session_id", str))
+    return CreateModel(
+        model_id=f"{session.session_id}:train:{take(body, 'model_seq_id', int)}",
+        session_id=session.session_id,
+        base_model=base_model,
+        lora=wire.lora_spec(lora),
+        user_metadata={**session.user_metadata, **take(body, "user_metadata", dict, {})},
+    )
+
+
+async def _get_info(request: Request, service: Service) -> Response:
+    run = await service.run(take(await _json(request), "model_id", str))
+    return JSONResponse(
+        {
+            "type": "get_info",
+            "model_id": run.model_id,
+            "model_name": run.base_model,
+            "is_lora": True,
+            "lora_rank": run.lora.rank,
+            "model_data": {
+                "arch": service.served.architecture,
+                "model_name": run.base_model,
+                "tokenizer_id": service.served.tokenizer_folder,
+            },
+        }
+    )
+
+
+async def _unload_model(request: Request, service: Service) -> Response:
+    model_id = take(await _json(request), "model_id", str)
+    await service.run(model_id)
+    return _future(service.submit(f"{model_id}:unload", UnloadModel(model_id)), model_id)
+
+
+async def _forward_backward(request: Request, service: Service) -> Response:
+    return await _pass(request, service, forward_only=False)
+
+
+async def _forward(request: Request, service: Service) -> Response:
+    return await _pass(request, service, forward_only=True)
+
+
+async def _pass(request: Request, service: Service, *, forward_only: bool) -> Response:
+    content_type = request.headers.get("content-type", "")
+    body = wire.forward_backward(await _body(request), content_type, forward_only=forward_only)
+    await service.run(body.operation.model_id)
+    ticket = _training_ticket(body.operation.model_id, body.seq_id)
+    return _future(service.submit(ticket, body.operation), body.operation.model_id)
+
+
+async def _optim_step(request: Request, service: Service) -> Response:
+    body = await _json(request)
+    operation = wire.optim_step(body)
+    await service.run(operation.model_id)
+    ticket = _training_ticket(operation.model_id, take(body, "seq_id", int, None))
+    return _future(service.submit(ticket, operation), operation.model_id)
+
+
+def _training_ticket(model_id: str, seq_id: int | None) -> str:
+    """Return the ticket of a run's request: a request sent twice has the same one, so it runs once."""
+    return f"{model_id}:{seq_id if seq_id is not None else secrets.token_hex(8)}"
+
+
+async def _save_weights(request: Request, service: Service) -> Response:
+    body = await _json(request)
+    model_id, name = take(body, "model_id", str), take(body, "path", str, None)
+    name = name or f"state-{secrets.token_hex(4)}"
+    check_name(name)
+    await service.run(model_id)
+    operation = SaveState(
+        model_id,
+        name,
+        overwrite=take(body, "overwrite", bool, False),
+        ttl_seconds=take(body, "ttl_seconds", int, None),
+        user_metadata=take(body, "user_metadata", dict, None),
+    )
+    return _future(service.submit(_training_ticket(model_id, take(body, "seq_id", int, None)), operation), model_id)
+
+
+async def _save_weights_for_sampler(request: Request, service: Service) -> Response:
+    body = await _json(request)
+    model_id, name = take(body, "model_id", str), take(body, "path", str, None)
+    if name is not None:
+        check_name(name)
+    run = await service.run(model_id)
+    number = take(body, "sampling_session_seq_id", int, None)
+    operation = SaveForSampler(
+        model_id,
+        name,
+        sampler_id=None if number is None else _sampler_id(run.session_id, number),
+        ttl_seconds=take(body, "ttl_seconds", int, None),
+        user_metadata=take(body, "user_metadata", dict, None),
+    )
+    return _future(service.submit(_training_ticket(model_id, take(body, "seq_id", int, None)), operation), model_id)
+
+
+def _sampler_id(session_id: str, number: int) -> str:
+    return f"{session_id}:sample:{number}"
+
+
+async def _load_weights(request: Request, service: Service) -> Response:
+    body = await _json(request)
+    path, with_optimizer = take(body, "path", str), take(body, "optimizer", bool)
+    checkpoint = await service.blocking(service.store.checkpoint, path)
+    model_id, create = take(body, "model_id", str, None), None
+    if model_id is None:
+        lora = {**checkpoint.lora.__dict__}
+        create = await _new_model(body, service, lora, take(body, "base_model", str, checkpoint.base_model))
+        model_id = create.model_id
+    else:
+        await service.run(model_id)
+    ticket = f"{model_id}:create" if create else _training_ticket(model_id, take(body, "seq_id", int, None))
+    return _future(service.submit(ticket, LoadState(model_id, path, with_optimizer, create)), model_id)
+
+
+async def _create_sampling_session(request: Request, service: Service) -> Response:
+    body = await _json(request)
+    session = await service.session(take(body, "session_id", str))
+    sampler_id = _sampler_id(session.session_id, take(body, "sampling_session_seq_id", int))
+    base_model, path = take(body, "base_model", str, None), take(body, "model_path", str, None)
+    await service.add_sampler(await _sampler_record(service, sampler_id, session.session_id, base_model, path))
+    return JSONResponse({"type": "create_sampling_session", "sampling_session_id": sampler_id})
+
+
+async def _sampler_record(
+    service: Service, sampler_id: str, session_id: str, base_model: str | None, path: str | None
+) -> SamplerRecord:
+    if path is None:
+        if base_model is None:
+            raise InvalidRequestError("give a base_model or a model_path to sample from")
+        service.check_model(base_model)
+        return SamplerRecord(sampler_id, session_id, base_model, created=now())
+    checkpoint = await service.blocking(service.store.checkpoint, path)
+    if checkpoint.kind != "sampler_weights":
+        raise InvalidRequestError(
+            f"{path} is a training checkpoint: sample from weights saved for it (tinker://RUN/sampler_weights/NAME)"
+        )
+    service.check_model(checkpoint.base_model)
+    return SamplerRecord(sampler_id, session_id, checkpoint.base_model, path, created=now())
+
+
+async def _join_sampling_session(request: Request, service: Service) -> Response:
+    sampler_id = take(await _json(request), "sampling_session_id", str)
+    await service.blocking(service.store.sampler, sampler_id)
+    return JSONResponse({"type": "join_sampling_session", "client_counter": service.join_sampler(sampler_id)})
+
+
+async def _asample(request: Request, service: Service) -> Response:
+    body = await _json(request)
+    sampler_id = take(body, "sampling_session_id", str, None)
+    if sampler_id is None:
+        sampler_id = f"adhoc:{secrets.token_hex(8)}"
+        base_model, path = take(body, "base_model", str, None), take(body, "model_path", str, None)
+        await service.add_sampler(await _sampler_record(service, sampler_id, "", base_model, path))
+    else:
+        await service.blocking(service.store.sampler, sampler_id)
+    operation = wire.sample(body, sampler_id)
+    seq_id = take(body, "seq_id", int, None)
+    ticket = f"{sampler_id}:{seq_id if seq_id is not None else secrets.token_hex(8)}"
+    service.submit(ticket, operation)
+    sequence_ids = [f"{ticket}:{index}" for index in range(operation.num_samples)]
+    return JSONResponse({"request_id": ticket, "sample_sequence_ids": sequence_ids})
+
+
+def _future(ticket: str, model_id: str) -> Response:
+    return JSONResponse({"request_id": ticket, "model_id": model_id})
+
+
+async def _retrieve_future(request: Request, service: Service) -> Response:
+    ticket = take(await _json(request), "request_id", str)
+    try:
+        outcome = await service.futures.wait(ticket, timeout=_POLL_SECONDS)
+    except KeyError:
+        # 410 makes the SDK sample again; a training request may have changed weights, so its client must decide.
+        sampled = request.headers.get("x-tinker-request-type") == "Sample"
+        message = f"request {ticket!r} is not known here: the service was restarted or its answer is too old"
+        return JSONResponse({"detail": message}, status_code=410 if sampled else 404)
+    if outcome is None:
+        waiting = {"type": "try_again", "request_id": ticket, "queue_state": "active"}
+        return JSONResponse(waiting, status_code=408)
+    if isinstance(outcome, ServiceError):
+        return JSONResponse(answers.failure(outcome))
+    if _PROTOBUF in request.headers.get("accept", ""):
+        encoded = answers.to_proto(outcome)
+        if encoded is not None:
+            return Response(encoded, media_type=_PROTOBUF)
+    return JSONResponse(answers.to_json(outcome))
+
+
+async def _cancel_future(request: Request, service: Service) -> Response:
+    service.cancel(take(await _json(request), "request_id", str))
+    return Response(status_code=204)
+
+
+async def _tokenizer(request: Request, service: Service) -> Response:
+    service.check_model(request.query_params.get("model", service.served.names[0]))
+    return JSONResponse({"files": dict(service.served.tokenizer_files)})
+
+
+async def _not_served(request: Request, service: Service) -> Response:
+    raise NotServedError(f"{request.method} {request.url.path} is not served here; see docs/tinker-local.md")
+
+
+_HANDLERS: tuple[tuple[str, str, Handler], ...] = (
+    ("GET", "/api/v1/healthz", _healthz),
+    ("POST", "/api/v1/client/config", _client_config),
+    ("POST", "/api/v1/client/dynamic_config", _dynamic_config),
+    ("GET", "/api/v1/get_server_capabilities", _capabilities),
+    ("POST", "/api/v1/create_session", _create_session),
+    ("POST", "/api/v1/session_heartbeat", _heartbeat),
+    ("POST", "/api/v1/telemetry", _telemetry),
+    ("POST", "/api/v1/create_model", _create_model),
+    ("POST", "/api/v1/get_info", _get_info),
+    ("POST", "/api/v1/unload_model", _unload_model),
+    ("POST", "/api/v1/forward_backward", _forward_backward),
+    ("POST", "/api/v1/forward", _forward),
+    ("POST", "/api/v1/optim_step", _optim_step),
+    ("POST", "/api/v1/save_weights", _save_weights),
+    ("POST", "/api/v1/save_weights_for_sampler", _save_weights_for_sampler),
+    ("POST", "/api/v1/load_weights", _load_weights),
+    ("POST", "/api/v1/create_sampling_session", _create_sampling_session),
+    ("POST", "/api/v1/join_sampling_session", _join_sampling_session),
+    ("POST", "/api/v1/asample", _asample),
+    ("POST", "/api/v1/retrieve_future", _retrieve_future),
+    ("POST", "/api/v1/cancel_future", _cancel_future),
+    ("GET", "/local/v1/tokenizer", _tokenizer),
+    *rest.HANDLERS,
+)
+_OPEN_PATHS = frozenset({"/api/v1/healthz"})
+
+
+def make_app(service: Service) -> Starlette:
+    """Return the application; starting it starts the service, stopping it is up to whoever runs it."""
+
+    @asynccontextmanager
+    async def lifespan(app: Starlette) -> AsyncIterator[None]:
+        service.start()
+        yield
+
+    routes = [Route(path, _endpoint(handler, service), methods=[method]) for method, path, handler in _HANDLERS]
+    methods = ["GET", "POST", "PUT", "DELETE"]
+    routes.append(Route("/{path:path}", _endpoint(_not_served, service), methods=methods))
+    app = Starlette(routes=routes, lifespan=lifespan, exception_handlers={HTTPException: _http_error})
+    app.add_middleware(_KeyCheck, service=service)
+    return app
+
+
+def _endpoint(handler: Handler, service: Service) -> Callable[[Request], Awaitable[Response]]:
+    async def endpoint(request: Request) -> Response:
+        try:
+            return await handler(request, service)
+        except ServiceError as error:
+            return _error(error)
+
+    return endpoint
+
+
+def _error(error: ServiceError) -> Response:
+    # Without the header the SDK's transport tries any 5xx again.
+    return JSONResponse({"detail": str(error)}, status_code=error.status, headers={"x-should-retry": "false"})
+
+
+async def _http_error(request: Request, error: Any) -> Response:
+    return JSONResponse({"detail": str(error.detail)}, status_code=error.status_code)
+
+
+class _KeyCheck:
+    """Refuses requests without an accepted key, before their bodies are read."""
+
+    def __init__(self, app: ASGIApp, service: Service) -> None:
+        self._app = app
+        self._service = service
+
+    async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
+        if scope["type"] == "http" and scope["path"] not in _OPEN_PATHS:
+            headers = dict(scope["headers"])
+            bearer = headers.get(b"authorization", b"").removeprefix(b"Bearer ")
+            try:
+                self._service.check_key(headers.get(b"x-api-key", bearer).decode("latin-1"))
+            except ServiceError as error:
+                await _error(error)(scope, receive, send)
+                return
+        await self._app(scope, receive, send)

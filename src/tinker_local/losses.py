@@ -1,0 +1,102 @@
+"""The loss functions, by the name a request gives them.
+
+Each is a pure function of one sequence's target log-probabilities [T] (cross_entropy also [T, K]) and its loss inputs,
+and returns a sum over the sequence's tokens; a request's loss is the sum over its sequences. Nothing is averaged, as
+Tinker documents it (https://tinker-docs.thinkingmachines.ai/losses).
+"""
+
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass
+
+import torch
+
+from tinker_local.errors import InvalidRequestError
+
+Inputs = Mapping[str, torch.Tensor]
+Config = Mapping[str, float]
+LossFunction = Callable[[torch.Tensor, Inputs, Config], torch.Tensor]
+
+
+@dataclass(frozen=True)
+class Loss:
+    """A loss function and what a request must and may give it."""
+
+    function: LossFunction
+    inputs: tuple[str, ...]  # besides target_tokens
+    gradient_input: str | None  # where this input is zero, the gradient is zero; None: no input tells
+    config: Mapping[str, float]  # the options and their defaults
+    optional: tuple[str, ...] = ()
+
+
+def cross_entropy(logprobs: torch.Tensor, inputs: Inputs, config: Config) -> torch.Tensor:
+    """-sum(w * logp)."""
+    return -(inputs["weights"] * logprobs).sum()
+
+
+def importance_sampling(logprobs: torch.Tensor, inputs: Inputs, config: Config) -> torch.Tensor:
+    """-sum(exp(logp - logq) * A), the policy gradient corrected for sampling from q."""
+    return -(_ratio(logprobs, inputs) * inputs["advantages"]).sum()
+
+
+def ppo(logprobs: torch.Tensor, inputs: Inputs, config: Config) -> torch.Tensor:
+    """-sum(min(r * A, clip(r) * A)), r = exp(logp - logq)."""
+    ratio, advantages = _ratio(logprobs, inputs), inputs["advantages"]
+    return -torch.minimum(ratio * advantages, _clip(ratio, inputs, config) * advantages).sum()
+
+
+def cispo(logprobs: torch.Tensor, inputs: Inputs, config: Config) -> torch.Tensor:
+    """-sum(clip(r) * A * logp) with no gradient through clip(r)."""
+    clipped = _clip(_ratio(logprobs, inputs), inputs, config).detach()
+    return -(clipped * inputs["advantages"] * logprobs).sum()
+
+
+def dro(logprobs: torch.Tensor, inputs: Inputs, config: Config) -> torch.Tensor:
+    """-sum(A * logp - beta / 2 * (logp - logq)^2)."""
+    distance = logprobs - inputs["logprobs"]
+    return -(logprobs * inputs["advantages"] - 0.5 * config["beta"] * distance**2).sum()
+
+
+def _ratio(logprobs: torch.Tensor, inputs: Inputs) -> torch.Tensor:
+    return torch.exp(logprobs - inputs["logprobs"])
+
+
+def _clip(ratio: torch.Tensor, inputs: Inputs, config: Config) -> torch.Tensor:
+    low = inputs.get("clip_low_threshold", torch.tensor(config["clip_low_threshold"], dtype=ratio.dtype))
+    high = inputs.get("clip_high_threshold", torch.tensor(config["clip_high_threshold"], dtype=ratio.dtype))
+    return torch.clamp(ratio, low, high)
+
+
+_POLICY_INPUTS = ("logprobs", "advantages")
+_CLIP = {"clip_low_threshold": 0.8, "clip_high_threshold": 1.2}
+
+LOSSES: Mapping[str, Loss] = {
+    "cross_entropy": Loss(cross_entropy, ("weights",), "weights", {}),
+    "importance_sampling": Loss(importance_sampling, _POLICY_INPUTS, "advantages", {}),
+    "ppo": Loss(ppo, _POLICY_INPUTS, "advantages", _CLIP, optional=tuple(_CLIP)),
+    "cispo": Loss(cispo, _POLICY_INPUTS, "advantages", _CLIP, optional=tuple(_CLIP)),
+    "dro": Loss(dro, _POLICY_INPUTS, None, {"beta": 0.05}),
+}
+
+
+def find(name: str) -> Loss:
+    """Return the loss of that name.
+
+    Raises InvalidRequestError if there is none.
+    """
+    if name not in LOSSES:
+        raise InvalidRequestError(f"unknown loss_fn {name!r}: this service has {', '.join(sorted(LOSSES))}")
+    return LOSSES[name]
+
+
+def configure(loss: Loss, name: str, options: Mapping[str, float | str]) -> dict[str, float]:
+    """Return the loss's options with defaults filled in.
+
+    Raises InvalidRequestError if an option is unknown or no number.
+    """
+    for key, value in options.items():
+        if key not in loss.config:
+            known = ", ".join(sorted(loss.config)) or "no options"
+            raise InvalidRequestError(f"loss_fn_config of {name!r} has no option {key!r}: it takes {known}")
+        if not isinstance(value, int | float):
+            raise InvalidRequestError(f"loss_fn_config[{key!r}] of {name!r} must be a number, not {value!r}")
+    return {**loss.config, **{key: float(value) for key, value in options.items()}}
