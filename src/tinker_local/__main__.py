@@ -74,7 +74,7 @@ def _serve(options: argparse.Namespace) -> None:
         def announce() -> None:
             print(f"tinker_local: serving {service.served.names[0]} at {server.url_of(bound)}", flush=True)
 
-        def arm(stop: Callable[[], None]) -> None:
+        def arm(stop: Callable[[], object]) -> None:
             loop = asyncio.get_running_loop()
             for number in (signal.SIGINT, signal.SIGTERM):
                 loop.add_signal_handler(number, stop)
@@ -91,7 +91,7 @@ def _progress(line: str) -> None:
     print(f"tinker_local: {line}", file=sys.stderr, flush=True)
 
 
-def _stop_at_end_of_input(stop: Callable[[], None]) -> None:
+def _stop_at_end_of_input(stop: Callable[[], object]) -> None:
     while os.read(0, 4096):
         pass
     stop()

@@ -282,7 +282,7 @@ def _future(ticket: str, model_id: str) -> Response:
 async def _retrieve_future(request: Request, service: Service) -> Response:
     ticket = take(await _json(request), "request_id", str)
     try:
-        outcome = await service.futures.wait(ticket, timeout=_POLL_SECONDS)
+        outcome = await service.futures.wait(ticket, seconds=_POLL_SECONDS)
     except KeyError:
         # 410 makes the SDK sample again; a training request may have changed weights, so its client must decide.
         sampled = request.headers.get("x-tinker-request-type") == "Sample"

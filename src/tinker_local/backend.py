@@ -9,6 +9,7 @@ from tinker_local.errors import GoneError, InvalidRequestError, NotFoundError
 from tinker_local.model import LanguageModel, State
 from tinker_local.operations import (
     CreateModel,
+    Finished,
     ForwardBackward,
     Loaded,
     LoadState,
@@ -21,17 +22,14 @@ from tinker_local.operations import (
     Saved,
     SaveForSampler,
     SaveState,
-    StepTaken,
-    TrainingOutput,
+    Training,
     UnloadModel,
 )
-from tinker_local.sampling import Detokenize, Finished, Sampler
+from tinker_local.sampling import Detokenize, Sampler
 from tinker_local.training import TrainingModel
 
 _SAMPLERS_IN_MEMORY = 4
 _OWN_WEIGHTS_KEPT = 16  # snapshots of one session that were saved for a sampler alone; older ones go
-
-Training = CreateModel | UnloadModel | ForwardBackward | OptimStep | SaveState | LoadState | SaveForSampler
 
 
 class ModelBackend:
@@ -207,8 +205,8 @@ class ModelBackend:
             return self._store.sampler_adapter(sampler.sampler_id), sampler.own_lora
         except NotFoundError as error:
             raise GoneError(
-                f"the weights of sampler {sampler.sampler_id!r} are gone: only the last {_OWN_WEIGHTS_KEPT} of a session "
-                "are kept; save weights under a name to keep them"
+                f"the weights of sampler {sampler.sampler_id!r} are gone: only the last {_OWN_WEIGHTS_KEPT} of a "
+                "session are kept; save weights under a name to keep them"
             ) from error
 
     def _make_room(self) -> None:

@@ -310,7 +310,7 @@ def check_name(name: str) -> None:
     """Raise InvalidRequestError unless the name can be a checkpoint's."""
     if not _NAME.fullmatch(name):
         raise InvalidRequestError(
-            f"{name!r} can't name a checkpoint: use up to 200 letters, digits and . _ : - and start with a letter or digit"
+            f"{name!r} can't name a checkpoint: use letters, digits and . _ : - (200 at most, a letter or digit first)"
         )
 
 

@@ -55,15 +55,15 @@ class Futures:
         for ticket in list(self._open):
             self.finish(ticket, error)
 
-    async def wait(self, ticket: str, *, timeout: float) -> Outcome | None:
-        """Return the ticket's outcome, or None if there is none after `timeout` seconds.
+    async def wait(self, ticket: str, *, seconds: float) -> Outcome | None:
+        """Return the ticket's outcome, or None if there is none after that many seconds.
 
         Raises KeyError for a ticket that was never given or whose outcome is not kept any more.
         """
         future = self._open.get(ticket) or self._finished[ticket]
         if future.outcome is None:
             try:
-                await asyncio.wait_for(future.done.wait(), timeout)
+                await asyncio.wait_for(future.done.wait(), seconds)
             except TimeoutError:
                 return None
         return future.outcome

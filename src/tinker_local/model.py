@@ -134,7 +134,7 @@ class LanguageModel:
         self._layers = [(path, layer) for path, layer in self._network.named_modules() if isinstance(layer, LoraLayer)]
         self._network.eval()
         for _, parameter in self.parameters(name):
-            parameter.requires_grad_(requires_grad=trainable)
+            parameter.requires_grad = trainable
         self._select(None)
 
     def remove_adapter(self, name: str) -> None:
@@ -197,10 +197,11 @@ class LanguageModel:
             base_model_name_or_path=self.name,
             inference_mode=True,
         )
-        return {key: sorted(value) if isinstance(value, set) else value for key, value in config.to_dict().items()}
+        return {key: sorted(value) if isinstance(value, set) else value for key, value in config.to_dict().items()}  # type: ignore[no-untyped-call]
 
     def _find_targets(self) -> _Targets:
-        attention_paths, mlp_paths = [], []
+        attention_paths: list[str] = []
+        mlp_paths: list[str] = []
         for path, module in self._network.named_modules():
             if isinstance(module, torch.nn.Linear) and path != self._head_path:
                 parts = re.split(r"[._]", path)

@@ -7,6 +7,8 @@ from typing import Any, Literal
 import numpy as np
 import numpy.typing as npt
 
+from tinker_local.errors import ServiceError
+
 Ints = npt.NDArray[np.int64]
 Floats = npt.NDArray[np.float32]
 Array = npt.NDArray[Any]
@@ -134,7 +136,7 @@ class Sample:
     alternatives: int = 0
 
 
-Operation = CreateModel | UnloadModel | ForwardBackward | OptimStep | SaveState | LoadState | SaveForSampler | Sample
+Training = CreateModel | UnloadModel | ForwardBackward | OptimStep | SaveState | LoadState | SaveForSampler
 
 
 @dataclass(frozen=True)
@@ -214,3 +216,11 @@ class SampleOutput:
 
 
 Result = ModelCreated | ModelUnloaded | TrainingOutput | StepTaken | Saved | Loaded | SampleOutput
+
+
+@dataclass(frozen=True)
+class Finished:
+    """What became of a sample request."""
+
+    ticket: str
+    outcome: SampleOutput | ServiceError

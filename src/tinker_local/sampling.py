@@ -16,7 +16,7 @@ from tinker_local.attention import DecodeLayout, RowLayout
 from tinker_local.choosing import choose, top
 from tinker_local.errors import InvalidRequestError, ServiceError
 from tinker_local.model import LanguageModel
-from tinker_local.operations import Floats, Ints, Sample, SampleOutput, Sequence, TopLogprobs
+from tinker_local.operations import Finished, Ints, Sample, SampleOutput, Sequence, TopLogprobs
 from tinker_local.packing import Row, pack
 from tinker_local.slots import PrefixCache, Slots
 
@@ -61,14 +61,6 @@ class _Lane:
     waiting: deque[_Job] = field(default_factory=deque)
     running: list[_Running] = field(default_factory=list)
     slots: Slots = field(default_factory=Slots)
-
-
-@dataclass(frozen=True)
-class Finished:
-    """What became of a submitted request."""
-
-    ticket: str
-    outcome: SampleOutput | ServiceError
 
 
 class Sampler:

@@ -61,7 +61,7 @@ class _Server(uvicorn.Server):
 
 
 async def serve(
-    service: Service, bound: socket.socket, *, started: Callable[[], None], stop: Callable[[Callable[[], None]], None]
+    service: Service, bound: socket.socket, *, started: Callable[[], None], stop: Callable[[Callable[[], object]], None]
 ) -> bool:
     """Serve until stopped, and tell whether the worker stopped in time.
 
@@ -84,7 +84,8 @@ async def serve(
 def running(service: Service, *, host: str = "127.0.0.1", port: int = 0) -> Iterator[str]:
     """Serve from a thread while the context lasts, and give the service's URL."""
     bound = bind(host, port)
-    ready, stops = threading.Event(), []
+    ready = threading.Event()
+    stops: list[Callable[[], object]] = []
 
     def live() -> None:
         asyncio.run(serve(service, bound, started=ready.set, stop=stops.append))

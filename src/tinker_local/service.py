@@ -10,8 +10,8 @@ from typing import Any, TypeVar
 from tinker_local.checkpoints import Run, SamplerRecord, SessionRecord, Store, now
 from tinker_local.errors import GoneError, NotFoundError, ServiceError, UnauthorizedError
 from tinker_local.futures import Futures
-from tinker_local.operations import Result, Sample
-from tinker_local.worker import Backend, Training, Worker
+from tinker_local.operations import Result, Sample, Training
+from tinker_local.worker import Backend, Worker
 
 T = TypeVar("T")
 

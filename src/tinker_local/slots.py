@@ -1,4 +1,4 @@
-"""The keys and values of sequences: of those being decoded, in slots, and of those seen lately, to start others from."""
+"""The keys and values of sequences: of those being decoded, and of those seen lately, to start others from."""
 
 from collections import OrderedDict
 from dataclasses import dataclass
@@ -79,7 +79,7 @@ class PrefixCache:
         self._next = 0
 
     def find(self, weights: str, tokens: Ints) -> torch.Tensor | None:
-        """Return the keys and values of the longest known beginning of `tokens`, always leaving one token to compute."""
+        """Return the keys and values of the longest known beginning of `tokens`, leaving a token to compute."""
         best, best_length = None, 0
         for key, (owner, seen) in self._entries.items():
             if owner == weights:

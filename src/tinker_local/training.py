@@ -88,7 +88,7 @@ def _run_row(
         terms = [loss.function(values, _tensors(datum), config) for values, datum in zip(found, data, strict=True)]
         total = torch.stack(terms).sum()
         if total.requires_grad:
-            total.backward()
+            total.backward()  # type: ignore[no-untyped-call]
     for member, values in zip(row.members, found, strict=True):
         logprobs[member] = values.detach().numpy()
     return float(total.detach())

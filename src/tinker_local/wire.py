@@ -28,7 +28,7 @@ _DTYPES = {
     pb.DTYPE_INT64: np.dtype(np.int64),
     pb.DTYPE_INT32: np.dtype(np.int32),
 }
-_NAMED_DTYPES = {"float32": np.dtype(np.float32), "int64": np.dtype(np.int64)}
+_NAMED_DTYPES: Mapping[str, np.dtype[Any]] = {"float32": np.dtype(np.float32), "int64": np.dtype(np.int64)}
 _MISSING = object()
 
 
@@ -166,7 +166,7 @@ def _tensor_from_proto(tensor: Any, where: str) -> Array:
     dtype, shape = _DTYPES[tensor.dtype], list(tensor.shape)
     if tensor.WhichOneof("encoding") == "sparse_csr":
         csr = tensor.sparse_csr
-        wide = np.dtype(np.int64)
+        wide: np.dtype[Any] = np.dtype(np.int64)
         rows, columns = _buffer(csr.crow_indices, wide, where), _buffer(csr.col_indices, wide, where)
         return _dense(_buffer(csr.values, dtype, where), rows, columns, shape, 0, where)
     return _shaped(_buffer(tensor.dense, dtype, where), shape or None, where)
@@ -212,7 +212,7 @@ def tensor(body: Any, where: str, *, pad: int = 0) -> Array:
     rows, columns = take(body, "sparse_crow_indices", list, None), take(body, "sparse_col_indices", list, None)
     if rows is None:
         return _shaped(values, shape, where)
-    wide = np.dtype(np.int64)
+    wide: np.dtype[Any] = np.dtype(np.int64)
     return _dense(values, _numbers(rows, wide, where), _numbers(columns or [], wide, where), shape or [], pad, where)
 
 

@@ -13,30 +13,9 @@ from dataclasses import dataclass, field
 from typing import Protocol
 
 from tinker_local.errors import ServiceError, WorkerDiedError
-from tinker_local.operations import (
-    CreateModel,
-    ForwardBackward,
-    LoadState,
-    OptimStep,
-    Result,
-    Sample,
-    SaveForSampler,
-    SaveState,
-    UnloadModel,
-)
+from tinker_local.operations import Finished, Result, Sample, Training
 
-Training = CreateModel | UnloadModel | ForwardBackward | OptimStep | SaveState | LoadState | SaveForSampler
 Deliver = Callable[[str, Result | ServiceError], None]
-
-
-class Finished(Protocol):
-    """A sample request that is through."""
-
-    @property
-    def ticket(self) -> str: ...
-
-    @property
-    def outcome(self) -> Result | ServiceError: ...
 
 
 class Backend(Protocol):
@@ -51,7 +30,7 @@ class Backend(Protocol):
 
     def cancel(self, ticket: str) -> None: ...
 
-    def step(self) -> "list[Finished]": ...
+    def step(self) -> list[Finished]: ...
 
 
 @dataclass(frozen=True)
