@@ -1,15 +1,20 @@
 """How an episode reads to the model, and the model to the episode: tools, prompts, calls and answers as messages."""
 
+import base64
+import io
 import json
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
+from PIL import Image
 from tinker_cookbook.renderers import ContentPart, ImagePart, Message, Renderer, TextPart, ToolCall, ToolSpec
 from tinker_cookbook.renderers import get_text_content as text_of
 
 from agentenv_tinker.arguments import typed_arguments
 from agentenv_tinker.errors import ConfigError
+
+READ_SKILL = "read_skill"
 
 
 @dataclass(frozen=True)
@@ -20,6 +25,26 @@ class Tool:
     description: str
     schema: Mapping[str, Any]
     """The JSON schema of its arguments, an object."""
+
+
+@dataclass(frozen=True)
+class Skill:
+    """A skill that a turn brings: a folder whose `SKILL.md` says how to do something."""
+
+    name: str
+    description: str
+    path: str
+    """Where the agent's sandbox has it."""
+
+
+def read_skill_tool() -> Tool:
+    """The tool by which a model without a shell reads its skills."""
+    properties = {
+        "skill": {"type": "string", "description": "The skill's name."},
+        "path": {"type": "string", "description": "The file in the skill, SKILL.md if not given."},
+    }
+    schema = {"type": "object", "properties": properties, "required": ["skill"]}
+    return Tool(READ_SKILL, "Read a file of a skill.", schema)
 
 
 @dataclass(frozen=True)
@@ -49,7 +74,9 @@ class Call:
         return f"{self.name}({json.dumps(self.arguments, ensure_ascii=False)})"
 
 
-def opening(renderer: Renderer, tools: Sequence[Tool], system_prompt: str | None, prompt: str) -> list[Message]:
+def opening(
+    renderer: Renderer, tools: Sequence[Tool], system_prompt: str | None, prompt: str, skills: Sequence[Skill] = ()
+) -> list[Message]:
     """The first turn's messages: the system prompt and the tools in the renderer's own prefix, then the prompt.
 
     Raises ConfigError where there are tools and the renderer can't write them.
@@ -59,7 +86,7 @@ def opening(renderer: Renderer, tools: Sequence[Tool], system_prompt: str | None
         messages += tool_prefix(renderer, tools, system_prompt)
     elif system_prompt:
         messages.append(Message(role="system", content=system_prompt))
-    return [*messages, Message(role="user", content=prompt)]
+    return [*messages, _prompt(prompt, skills, tools)]
 
 
 def tool_prefix(renderer: Renderer, tools: Sequence[Tool], system_prompt: str | None) -> list[Message]:
@@ -73,10 +100,21 @@ def tool_prefix(renderer: Renderer, tools: Sequence[Tool], system_prompt: str | 
         ) from None
 
 
-def later_prompt(prompt: str, system_prompt: str | None, *, previous_system_prompt: str | None) -> Message:
-    """A later turn's prompt as the next user message, after its system prompt where that has changed."""
-    if system_prompt and system_prompt != previous_system_prompt:
+def next_prompt(
+    prompt: str, system_prompt: str | None, *, in_effect: str | None, skills: Sequence[Skill], tools: Sequence[Tool]
+) -> Message:
+    """A later turn's prompt as the next user message, after its system prompt where that isn't `in_effect` yet."""
+    if system_prompt and system_prompt != in_effect:
         prompt = f"{system_prompt}\n\n{prompt}"
+    return _prompt(prompt, skills, tools)
+
+
+def _prompt(prompt: str, skills: Sequence[Skill], tools: Sequence[Tool]) -> Message:
+    """A turn's prompt, after the skills that it brings."""
+    if skills:
+        how = READ_SKILL if any(tool.name == READ_SKILL for tool in tools) else "bash"
+        lines = "\n".join(f"- {skill.name}: {skill.description} ({skill.path})" for skill in skills)
+        prompt = f"You have these skills; read a skill's SKILL.md with {how} before you use it:\n{lines}\n\n{prompt}"
     return Message(role="user", content=prompt)
 
 
@@ -96,7 +134,10 @@ def _call(call: ToolCall, offered: Mapping[str, Tool]) -> Call:
         return Call(call.id, name, {}, f"the arguments must be a JSON object, not {json.dumps(arguments)}")
     if name not in offered:
         return Call(call.id, name, arguments, f"there is no tool {name!r}; the tools are {', '.join(sorted(offered))}")
-    return Call(call.id, name, typed_arguments(arguments, offered[name].schema))
+    typed = typed_arguments(arguments, offered[name].schema)
+    if name == "bash" and "command" in offered[name].schema.get("required", ()) and "command" not in typed:
+        return Call(call.id, name, typed, "the argument 'command' is missing")  # else the episode, not bash, refuses it
+    return Call(call.id, name, typed)
 
 
 def recorded_message(message: Message, calls: Iterable[Call]) -> dict[str, Any]:
@@ -125,17 +166,28 @@ def _parts(message: Message) -> list[ContentPart]:
 
 def answer_message(call: Call, answer: Answer, *, max_chars: int, takes_images: bool) -> Message:
     """A tool's answer as the model reads it: errors marked, long text clipped, images shown where they can be."""
-    text = "\n".join(_block_text(block) for block in answer.content if not (takes_images and _is_image(block)))
-    text = clipped(f"Error: {text}" if answer.is_error else text, max_chars)
-    content: str | list[ContentPart] = text
     images = [block for block in answer.content if takes_images and _is_image(block)]
+    text = "\n".join(_block_text(block) for block in answer.content if block not in images)
+    if answer.is_error and not text.lower().startswith("error"):
+        text = f"Error: {text}"
+    text = clipped(text, max_chars)
+    content: str | list[ContentPart] = text
     if images:
-        content = [TextPart(type="text", text=text), *map(_image_part, images)]
+        shown = [TextPart(type="text", text=text)] if text else []
+        content = [*shown, *map(_image_part, images)]
     return Message(role="tool", content=content, name=call.name, tool_call_id=call.id or "")
 
 
 def _is_image(block: Mapping[str, Any]) -> bool:
-    return block.get("type") == "image" and isinstance(block.get("data"), str)
+    """Whether `block` is an image that can be opened."""
+    if block.get("type") != "image":
+        return False
+    try:
+        with Image.open(io.BytesIO(base64.b64decode(block["data"]))) as image:
+            image.verify()
+    except Exception:  # PIL raises whatever a broken file makes it raise
+        return False
+    return True
 
 
 def _image_part(block: Mapping[str, Any]) -> ImagePart:
@@ -143,6 +195,10 @@ def _image_part(block: Mapping[str, Any]) -> ImagePart:
 
 
 def _block_text(block: Mapping[str, Any]) -> str:
+    """A block as text: its own, that of a resource, or a placeholder that says what isn't shown."""
+    resource = block.get("resource")
+    if isinstance(resource, Mapping) and isinstance(resource.get("text"), str):
+        return str(resource["text"])
     if block.get("type") == "text":
         return str(block.get("text", ""))
     return f"[{block.get('type', 'content')} {block.get('mimeType', '')}".rstrip() + ": not shown to this model]"

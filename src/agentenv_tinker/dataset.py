@@ -15,16 +15,23 @@ from pathlib import Path
 from typing import Any
 
 import chz
+from tinker_cookbook import checkpoint_utils
+from tinker_cookbook.exceptions import ConfigurationError
+from tinker_cookbook.image_processing_utils import get_image_processor
+from tinker_cookbook.model_info import get_model_attributes
 from tinker_cookbook.renderers import Renderer, get_renderer
 from tinker_cookbook.rl.types import Env, EnvGroupBuilder, Metrics, RLDataset, RLDatasetBuilder, Trajectory
 from tinker_cookbook.tokenizer_utils import get_tokenizer, is_tokenizer_registered, register_tokenizer
 
 from agentenv_tinker import records
-from agentenv_tinker.bundle import Playable, Source, playable
-from agentenv_tinker.env import EpisodeEnv, RolloutEnv, RolloutRules
-from agentenv_tinker.episode import Deadlines, EpisodeRun, PlayableTask
+from agentenv_tinker.bundle import Playable, PlayableTask, PlayRule, Skills, Source, playable
+from agentenv_tinker.env import EpisodeEnv, RolloutRules
+from agentenv_tinker.episode import Deadlines, EpisodeRun
 from agentenv_tinker.errors import ConfigError
 from agentenv_tinker.reward import RewardRule, reward_of
+from agentenv_tinker.rollout import RolloutEnv
+
+_LONGEST_ROLLOUT_SECONDS = 12 * 3600  # where no limit bounds one; hosted sandboxes live a day at most
 
 
 @chz.chz
@@ -38,27 +45,48 @@ class PlaySettings(RolloutRules):
     tokenizer_path: str | None = None
     """A folder that holds the model's tokenizer, for a model that is on no hub; None to find it by `model_name`."""
     reward: RewardRule = None
+    """A step's id, a module's function of the scores by step id, or None for the one score that a task records."""
+    trainer_agents: tuple[str, ...] = ()
+    """The agent that is played, where tasks prompt several; with more names, the one that a task prompts."""
+    skills: Skills = "show"
+    """Whether the model is shown the skills that a task brings, or tasks with skills are left out."""
     sandbox: str | None = "local"
+    """The framework's sandbox provider, or None for its configured default."""
     max_concurrent_episodes: int = 8
-    """Episodes under way at once, of all groups and splits together."""
+    """Episodes under way at once, of all groups and splits together; in each worker of an executor."""
     deadlines: Deadlines = Deadlines()
+
+    @chz.validate
+    def _at_least_one(self) -> None:
+        """chz's own validation at construction: counts that can't be."""
+        for name in ("max_concurrent_episodes", "max_turn_messages", "max_tool_chars"):
+            if getattr(self, name) < 1:
+                raise ConfigError(f"{name} must be 1 or more, not {getattr(self, name)}")
 
     def playable(self) -> Playable:
         """The bundle's playable tasks, prepared in this process if they aren't yet. Blocks. Raises BundleError."""
-        seconds = self.rollout_seconds
-        return playable(
-            self.bundle,
+        seconds = self.rollout_seconds or _LONGEST_ROLLOUT_SECONDS
+        rule = PlayRule(
             reward=self.reward,
-            sandbox=self.sandbox,
-            # a prompt's own deadline budgets an agent's run; a training model's is the rollout's
-            turn_seconds=24 * 3600 if seconds is None else seconds + self.deadlines.end,
+            trainer_agents=self.trainer_agents,
+            skills=self.skills,
+            turn_seconds=math.ceil(seconds + self.deadlines.call + self.deadlines.end),
+            sandbox_seconds=math.ceil(self.deadlines.start + seconds + self.deadlines.call + 2 * self.deadlines.end),
         )
+        return playable(self.bundle, rule=rule, sandbox=self.sandbox)
 
     def renderer(self) -> Renderer:
         """The renderer over the model's tokenizer, loaded once in this process. Blocks."""
         if self.tokenizer_path is not None and not is_tokenizer_registered(self.model_name):
             register_tokenizer(self.model_name, functools.partial(_load_tokenizer, self.tokenizer_path))
         return _renderer(self.renderer_name, self.model_name)
+
+
+@dataclass
+class _Step:
+    """The training step that a run is at, shared by its train and test datasets."""
+
+    value: int
 
 
 @dataclass(frozen=True)
@@ -72,8 +100,8 @@ class EpisodeGroupBuilder(EnvGroupBuilder):
     size: int
     part: str
     """"train" or "eval"."""
-    step: int | None
-    """The training step that the group is for; None for an evaluation's, which is played again at later steps."""
+    step: int | _Step
+    """The training step that the group is for; an eval group, played again at later steps, reads it as it is played."""
     _made: list[RolloutEnv] = field(default_factory=list, init=False, repr=False, compare=False)
 
     def __getstate__(self) -> dict[str, Any]:
@@ -97,17 +125,20 @@ class EpisodeGroupBuilder(EnvGroupBuilder):
             max_concurrent=settings.max_concurrent_episodes,
             deadlines=settings.deadlines,
         )
-        reward = functools.partial(_reward, settings.reward, task.scoring_steps)
+        reward = functools.partial(reward_of, settings.reward, scoring_steps=task.scoring_steps)
         return EpisodeEnv(run, renderer, reward, settings, settings.model_name)
 
     def _step(self) -> int:
-        return _steps.get(self.settings.run_name, 0) if self.step is None else self.step
+        return self.step if isinstance(self.step, int) else self.step.value
 
     async def compute_group_rewards(
         self, trajectory_group: list[Trajectory], env_group: Sequence[Env]
     ) -> list[tuple[float, Metrics]]:
-        """0.0 for each rollout, whose steps carry its reward; a rollout that its runner cut is scored here."""
-        return [await _late_score(env) for env in env_group]
+        """What each rollout's steps haven't brought: 0.0, or the score of one that was cut outside of them.
+
+        Raises EpisodeFailedError where one has none, so that nothing that failed trains as a 0.
+        """
+        return list(await asyncio.gather(*(env.late_reward() for env in env_group if isinstance(env, RolloutEnv))))
 
     async def cleanup(self) -> None:
         """Abandon every episode of the group's that isn't over, those of retried rollouts included."""
@@ -121,8 +152,11 @@ class EpisodeGroupBuilder(EnvGroupBuilder):
 class TaskDataset(RLDataset):
     """Batches of groups over a split's tasks: shuffled anew each epoch by the seed, in order without one."""
 
-    def __init__(self, group: EpisodeGroupBuilder, *, tasks: int, batch: int, epochs: int, seed: int | None) -> None:
+    def __init__(
+        self, group: EpisodeGroupBuilder, *, at: _Step, tasks: int, batch: int, epochs: int, seed: int | None
+    ) -> None:
         self._group = group
+        self._at = at
         self._batch = batch
         self._order: list[int] = []
         for epoch in range(epochs):
@@ -138,18 +172,18 @@ class TaskDataset(RLDataset):
         """The groups of batch `index`; the last batch holds what is left. Raises IndexError past it."""
         if not 0 <= index < len(self):
             raise IndexError(f"there is no batch {index}; the dataset has {len(self)}")
-        if self._group.part == "train":
-            _steps[self._group.settings.run_name] = index + 1
         chosen = self._order[index * self._batch : (index + 1) * self._batch]
-        step = index if self._group.part == "train" else None
-        return [replace(self._group, index=task, step=step) for task in chosen]
+        if self._group.part == "eval":
+            return [replace(self._group, index=task) for task in chosen]
+        self._at.value = index + 1  # an evaluation from here on is of a model that this batch has trained
+        return [replace(self._group, index=task, step=index) for task in chosen]
 
 
 @chz.chz
 class AgentEnvDatasetBuilder(PlaySettings, RLDatasetBuilder):
     """Builds the training dataset of a bundle, and the test dataset where there is a test split.
 
-    A split is an eval of the bundle, or `all`: every task of it.
+    A split is an eval of the bundle, or `all`: every task of it. Where `bundle` is a mapping, its names are the splits.
     """
 
     train_split: str = "all"
@@ -162,42 +196,52 @@ class AgentEnvDatasetBuilder(PlaySettings, RLDatasetBuilder):
     """How many of the test split's tasks the test set holds, the first ones; None for all."""
     epochs: int = 1
     seed: int = 0
+    """Shuffles the training tasks, differently in each epoch."""
+    log_path: str | None = None
+    """The trainer's own `log_path`, by which a resumed run's first evaluation is filed under its true step."""
+
+    @chz.validate
+    def _positive_counts(self) -> None:
+        """chz's own validation at construction: counts that can't be."""
+        for name in ("groups_per_batch", "group_size", "eval_group_size", "epochs"):
+            if getattr(self, name) < 1:
+                raise ConfigError(f"{name} must be 1 or more, not {getattr(self, name)}")
 
     async def __call__(self) -> tuple[TaskDataset, TaskDataset | None]:
         """The (train, test) datasets. Raises BundleError for a bundle or split that can't be played."""
         bundle = await asyncio.to_thread(self.playable)
-        train = self._dataset(bundle, self.train_split, "train")
-        return train, None if self.test_split is None else self._dataset(bundle, self.test_split, "eval")
+        at = _Step(self._first_step())
+        train = self._train(at, len(bundle.split(self.train_split)))
+        return train, None if self.test_split is None else self._test(at, len(bundle.split(self.test_split)))
 
-    def _dataset(self, bundle: Playable, split: str, part: str) -> TaskDataset:
-        tasks = len(bundle.split(split))
-        training = part == "train"
-        size = self.group_size if training else self.eval_group_size
-        if size < 1 or self.groups_per_batch < 1:
-            raise ConfigError(f"group sizes and groups per batch start at 1, not {size} and {self.groups_per_batch}")
-        group = EpisodeGroupBuilder(self, split, index=0, size=size, part=part, step=None)
-        if training:
-            return TaskDataset(group, tasks=tasks, batch=self.groups_per_batch, epochs=self.epochs, seed=self.seed)
+    def _first_step(self) -> int:
+        """The step that training starts from: its last checkpoint's, where there is one."""
+        checkpoint = checkpoint_utils.get_last_checkpoint(self.log_path) if self.log_path is not None else None
+        return checkpoint.batch or 0 if checkpoint is not None else 0
+
+    def _train(self, at: _Step, tasks: int) -> TaskDataset:
+        group = EpisodeGroupBuilder(self, self.train_split, index=0, size=self.group_size, part="train", step=0)
+        return TaskDataset(group, at=at, tasks=tasks, batch=self.groups_per_batch, epochs=self.epochs, seed=self.seed)
+
+    def _test(self, at: _Step, tasks: int) -> TaskDataset:
+        assert self.test_split is not None
+        group = EpisodeGroupBuilder(self, self.test_split, index=0, size=self.eval_group_size, part="eval", step=at)
         held = tasks if self.eval_tasks is None else min(self.eval_tasks, tasks)
-        return TaskDataset(group, tasks=held, batch=self.groups_per_batch, epochs=1, seed=None)
-
-
-_steps: dict[str, int] = {}  # the next training step of each run of this process, by run name
-
-
-async def _late_score(env: Env) -> tuple[float, Metrics]:
-    if not isinstance(env, RolloutEnv) or env.episode.run.over:
-        return 0.0, {}
-    return await env.score_cut()
-
-
-def _reward(rule: RewardRule, scoring_steps: tuple[str, ...], scores: dict[str, float]) -> float:
-    return reward_of(rule, scores, scoring_steps)
+        return TaskDataset(group, at=at, tasks=held, batch=self.groups_per_batch, epochs=1, seed=None)
 
 
 @functools.cache
 def _renderer(name: str, model_name: str) -> Renderer:
-    return get_renderer(name, get_tokenizer(model_name), model_name=model_name)
+    return get_renderer(name, get_tokenizer(model_name), _image_processor(model_name), model_name=model_name)
+
+
+def _image_processor(model_name: str) -> Any:
+    """The image processor of a vision model, and None for any other."""
+    try:
+        takes_images = get_model_attributes(model_name).is_vl
+    except (ConfigurationError, KeyError, ValueError):  # a model that the cookbook doesn't know
+        return None
+    return get_image_processor(model_name) if takes_images else None
 
 
 def _load_tokenizer(path: str) -> Any:

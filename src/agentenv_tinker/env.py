@@ -1,25 +1,18 @@
-"""One rollout: an episode of a bundle's task, played by a model message by message, scored by the task's verifiers.
-
-`EpisodeEnv` holds the rules of the conversation. `RolloutEnv`, around it, is the cookbook's token-level adapter with
-one rule more: a rollout that the cookbook cuts is scored the moment it is cut.
-"""
+"""An episode as a conversation with the model: `EpisodeEnv` holds its rules, from the first prompt to the reward."""
 
 from __future__ import annotations
 
-import asyncio
 from collections.abc import Callable, Mapping
-from dataclasses import dataclass, field, replace
+from dataclasses import dataclass, field
 from typing import Literal
 
 import chz
-import tinker
-from tinker_cookbook.completers import StopCondition
 from tinker_cookbook.renderers import Message, Renderer, UnparsedToolCall
 from tinker_cookbook.renderers import get_text_content as text_of
 from tinker_cookbook.renderers.base import PARSE_FAILURE_DETAIL_MAX_CHARS
 from tinker_cookbook.rl import types
-from tinker_cookbook.rl.message_env import EnvFromMessageEnv, MessageEnv, MessageStepResult
-from tinker_cookbook.rl.rollout_limits import ParseErrorPolicy, TerminationRewardPolicy
+from tinker_cookbook.rl.message_env import MessageEnv, MessageStepResult
+from tinker_cookbook.rl.rollout_limits import ParseErrorPolicy, RolloutLimits, TerminationRewardPolicy
 
 from agentenv_tinker.conversation import (
     Answer,
@@ -28,12 +21,12 @@ from agentenv_tinker.conversation import (
     answer_message,
     calls_of,
     clipped,
-    later_prompt,
+    next_prompt,
     opening,
     recorded_message,
 )
 from agentenv_tinker.episode import EpisodeRun, OpenTurn
-from agentenv_tinker.errors import EpisodeFailedError, described
+from agentenv_tinker.errors import EpisodeFailedError
 
 Reward = Callable[[Mapping[str, float]], float]
 """An episode's reward, of the scores it recorded by step id; raises EpisodeFailedError where they make none."""
@@ -55,6 +48,10 @@ class RolloutRules:
     """Tokens kept free for a reply within `max_trajectory_tokens`, as the trainer's `max_tokens`."""
     rollout_seconds: float | None = None
     """Wall time of a rollout, from its first observation to its last message, or None for any."""
+    rollout_limits: RolloutLimits | None = None
+    """Budgets that the cookbook's own rollout runner keeps; its `rollout_timeout_seconds` is `rollout_seconds` here."""
+    terminate_on_length: bool = True
+    """Whether a reply cut at the sampler's token limit ends the rollout, or is kept and the rollout goes on."""
     tool_execution: Literal["parallel", "sequential"] = "parallel"
     failed_parse_reward: float = 0.0
     """Added for a reply that can't be parsed, which ends the rollout."""
@@ -104,7 +101,7 @@ class EpisodeEnv(MessageEnv):
         turn = await self.run.start()
         self._tools, self._system_prompt = turn.tools, turn.system_prompt
         try:
-            self.messages = opening(self.renderer, turn.tools, turn.system_prompt, turn.prompt)
+            self.messages = opening(self.renderer, turn.tools, turn.system_prompt, turn.prompt, turn.skills)
         except Exception as error:
             await self.run.abandon(f"its first prompt can't be written: {error}")
             raise
@@ -176,13 +173,18 @@ class EpisodeEnv(MessageEnv):
 
     async def _opened(self, turn: OpenTurn) -> None:
         """A later turn is the next user message. It must offer the tools of the first: the prefix names them once."""
-        if turn.tools != self._tools:
-            changed = sorted({tool.name for tool in turn.tools} ^ {tool.name for tool in self._tools})
-            why = f"a later turn offers other tools than the first: {', '.join(changed) or 'the same names, changed'}"
+        now, first = ({tool.name: tool for tool in tools} for tools in (turn.tools, self._tools))
+        changed = sorted(name for name in now.keys() | first.keys() if now.get(name) != first.get(name))
+        if changed:
+            why = f"a later turn offers other tools than the first: {', '.join(changed)}"
             await self.run.abandon(why)
             raise EpisodeFailedError(why)
         self._counts.turn_messages = 0
-        self.messages.append(later_prompt(turn.prompt, turn.system_prompt, previous_system_prompt=self._system_prompt))
+        self.messages.append(
+            next_prompt(
+                turn.prompt, turn.system_prompt, in_effect=self._system_prompt, skills=turn.skills, tools=turn.tools
+            )
+        )
         self._system_prompt = turn.system_prompt or self._system_prompt
 
     async def _after_parse_error(
@@ -203,6 +205,8 @@ class EpisodeEnv(MessageEnv):
                 self.messages.append(
                     Message(role="user", content=policy.retry_message_template.format(details=details))
                 )
+                errors = self._counts.consecutive_parse_errors
+                result.logs["parse_error_retry"] = f"parse error {errors} in a row, of {policy.max_consecutive} allowed"
                 result.reward = -policy.penalty_per_error
                 return result
         if self._out_of_messages():
@@ -229,6 +233,11 @@ class EpisodeEnv(MessageEnv):
     async def score_cut(self) -> tuple[float, types.Metrics]:
         """Score a rollout where it was cut: its open turn ends with no reply. Raises EpisodeFailedError."""
         return await self._scores(cut=True)
+
+    async def record_cut(self, text: str) -> types.Logs:
+        """Record a reply that was cut before it could be played, and return its log. Raises EpisodeFailedError."""
+        await self.run.record({"role": "assistant", "content": text}, model=self.model_name)
+        return {"assistant_content": self._logged(text)}
 
     async def _scores(self, *, cut: bool) -> tuple[float, types.Metrics]:
         policy = self.rules.termination_policy
@@ -259,6 +268,7 @@ class EpisodeEnv(MessageEnv):
 
     async def observe_truncated_response(self, message: Message) -> list[Message]:
         """Keep a reply that was cut at the per-turn token limit in the conversation; none of its calls run."""
+        await self.run.record(recorded_message(message, ()), model=self.model_name)
         self.messages.append(message)
         return self.messages
 
@@ -266,97 +276,3 @@ class EpisodeEnv(MessageEnv):
         """Append messages from outside the episode to the conversation."""
         self.messages.extend(messages)
         return self.messages
-
-
-class RolloutEnv(EnvFromMessageEnv):
-    """An `EpisodeEnv` at the token level, which scores its episode wherever the rollout ends."""
-
-    def __init__(self, env: EpisodeEnv) -> None:
-        rules = env.rules
-        super().__init__(
-            env.renderer,
-            env,
-            failed_parse_reward=rules.failed_parse_reward,
-            context_overflow_reward=rules.context_overflow_reward,
-            max_trajectory_tokens=rules.max_trajectory_tokens,
-            max_generation_tokens=rules.max_generation_tokens,
-            parse_error_policy=rules.parse_error_policy,
-        )
-        self.episode = env
-        self._cutting = asyncio.Lock()  # held by a step, and by the timer's cut: neither comes amid the other
-        self._timer: asyncio.Task[None] | None = None
-        self._timed_out: types.StepResult | EpisodeFailedError | None = None
-
-    async def initial_observation(
-        self,
-    ) -> tuple[types.Observation, StopCondition] | types.InitialObservationOverflow:
-        """Start the episode. One whose first prompt is over the token limit is scored as it stands."""
-        try:
-            observed = await super().initial_observation()
-        except BaseException as error:
-            await self.abandon(f"its first observation failed: {described(error)}")
-            raise
-        if isinstance(observed, types.InitialObservationOverflow):
-            reward, metrics = await self.episode.score_cut()
-            return replace(observed, reward=observed.reward + reward, metrics={**observed.metrics, **metrics})
-        if self.episode.rules.rollout_seconds is not None:
-            self._timer = asyncio.create_task(self._time_out(self.episode.rules.rollout_seconds))
-        return observed
-
-    async def step(self, action: types.Action, *, extra: types.ActionExtra | None = None) -> types.StepResult:
-        """Play one sampled message. Raises EpisodeFailedError, by which time the episode is torn down."""
-        async with self._cutting:
-            if isinstance(self._timed_out, EpisodeFailedError):
-                raise self._timed_out
-            if self._timed_out is not None:
-                return self._timed_out
-            return await self._step(action, extra)
-
-    async def _step(self, action: types.Action, extra: types.ActionExtra | None) -> types.StepResult:
-        try:
-            result = await super().step(action, extra=extra)
-            if result.episode_done and not self.episode.run.over:
-                reward, metrics = await self.episode.score_cut()
-                result.reward += reward
-                result.metrics.update(metrics)
-        except BaseException as error:
-            await self.abandon(f"a step failed: {described(error)}")
-            raise
-        if result.episode_done:
-            self._stop_timer()
-        return result
-
-    async def score_cut(self) -> tuple[float, types.Metrics]:
-        """Score an episode whose rollout ended outside any step. Raises EpisodeFailedError."""
-        self._stop_timer()
-        return await self.episode.score_cut()
-
-    async def abandon(self, reason: str) -> None:
-        """Stop the episode, unless it is over, and wait for its teardown."""
-        self._stop_timer()
-        await self.episode.run.abandon(reason)
-
-    async def _time_out(self, seconds: float) -> None:
-        """Score the rollout when its time is up, which frees its slot while the model still writes; the step of what
-        it was writing then brings the score."""
-        await asyncio.sleep(seconds)
-        async with self._cutting:
-            if self.episode.run.over:
-                return
-            try:
-                reward, metrics = await self.episode.score_cut()
-            except EpisodeFailedError as error:
-                self._timed_out = error
-                return
-            self._timed_out = types.StepResult(
-                reward=reward,
-                episode_done=True,
-                next_observation=tinker.ModelInput.empty(),
-                next_stop_condition=self.renderer.get_stop_sequences(),
-                metrics={**metrics, f"{types.STOP_METRIC_PREFIX}{types.StopReason.ROLLOUT_TIMEOUT}": 1.0},
-            )
-
-    def _stop_timer(self) -> None:
-        if self._timer is not None:
-            self._timer.cancel()
-            self._timer = None

@@ -12,11 +12,15 @@ from contextlib import AsyncExitStack
 from dataclasses import dataclass, field
 from typing import Any, TypeVar
 
-from agentenv_tinker import framework, records
-from agentenv_tinker.conversation import Answer, Call, Tool
+from agentenv_tinker import framework
+from agentenv_tinker.bundle import PlayableTask
+from agentenv_tinker.conversation import READ_SKILL, Answer, Call, Skill, Tool, read_skill_tool
 from agentenv_tinker.errors import EpisodeFailedError, EpisodeTimeoutError, described
+from agentenv_tinker.records import RunFile
 
 _T = TypeVar("_T")
+
+_ANSWER_SECONDS = 60.0  # past its own deadline, which a call's proxy keeps, before a call counts as lost
 
 _live: set[EpisodeRun] = set()
 _played = 0  # episodes of this process that are over
@@ -36,24 +40,14 @@ class Deadlines:
 
 
 @dataclass(frozen=True)
-class PlayableTask:
-    """A task that can be played, with what a run of it needs."""
-
-    name: str
-    prepared: framework.PreparedTask
-    spec: framework.EpisodeSpec
-    scoring_steps: tuple[str, ...]
-    reward_problem: str | None
-    """Why its scores make no reward under the run's rule, or None where they do."""
-
-
-@dataclass(frozen=True)
 class OpenTurn:
     """A turn as its conversation needs it."""
 
     prompt: str
     system_prompt: str | None
     tools: tuple[Tool, ...]
+    skills: tuple[Skill, ...]
+    """Those that this turn brings and no turn before it did."""
 
 
 @dataclass(eq=False)
@@ -70,13 +64,18 @@ class EpisodeRun:
     max_concurrent: int
     deadlines: Deadlines = field(default_factory=Deadlines)
 
+    _file: RunFile = field(init=False)
     _episode: framework.Episode | None = field(default=None, init=False)
     _turn: framework.Turn | None = field(default=None, init=False)
     _tools: framework.TurnTools | None = field(default=None, init=False)
+    _known_skills: set[str] = field(default_factory=set, init=False)
     _closing: AsyncExitStack = field(default_factory=AsyncExitStack, init=False)
     _slot: asyncio.Semaphore | None = field(default=None, init=False)
     _ending: asyncio.Task[None] | None = field(default=None, init=False)
     _over: bool = field(default=False, init=False)
+
+    def __post_init__(self) -> None:
+        self._file = RunFile(self.task.prepared.task, self.run_group)
 
     @property
     def over(self) -> bool:
@@ -85,10 +84,11 @@ class EpisodeRun:
 
     async def start(self) -> OpenTurn:
         """Wait for a slot, start the run, and return its first turn."""
-        if self._over:
-            raise EpisodeFailedError(f"{self._name}: it was abandoned before it started")
         slot = _slots_of(self.max_concurrent)
         await slot.acquire()
+        if self._over:
+            slot.release()
+            raise EpisodeFailedError(f"{self._name}: it was abandoned before it started")
         self._slot = slot
         _live.add(self)
         turn = await self._bounded(self._started(), self.deadlines.start, "to reach its first turn")
@@ -116,6 +116,7 @@ class EpisodeRun:
         turn = self._open_turn()
 
         async def ended() -> OpenTurn | None:
+            await self._check_envs()
             await turn.end(reply)
             return await self._next_turn()
 
@@ -129,7 +130,8 @@ class EpisodeRun:
         """
         seconds = min(self.deadlines.end, within) if within else self.deadlines.end
         scores = await self._bounded(self._finished(), seconds, "to be scored")
-        await self._settle(framework.RunStatus.COMPLETED, None)
+        self._ending = asyncio.create_task(self._settle(framework.RunStatus.COMPLETED, None))
+        await _to_its_end(self._ending)
         return scores
 
     async def abandon(self, reason: str) -> None:
@@ -137,23 +139,34 @@ class EpisodeRun:
         await self._end(framework.RunStatus.CANCELED, reason)
 
     async def _started(self) -> OpenTurn | None:
-        self._episode = await self.task.spec.start(sandbox=self.sandbox)
-        await records.file_start(self._episode, self.task.prepared.task, run_group=self.run_group)
+        episode = await self.task.spec.start(sandbox=self.sandbox)
+        self._episode = episode
+        if self._over:  # abandoned while it started, when there was no episode to abandon yet
+            await episode.abandon("it was abandoned as it started")
+            raise EpisodeFailedError("it was abandoned as it started")
+        await self._file.open(episode)
         return await self._next_turn()
 
     async def _next_turn(self) -> OpenTurn | None:
         assert self._episode is not None
         await self._closing.aclose()
-        self._turn = await self._episode.next_turn()
-        if self._turn is None:
+        self._turn = turn = await self._episode.next_turn()
+        if turn is None:
             return None
-        self._tools = await self._closing.enter_async_context(self._turn.tools(timeout=self.deadlines.call))
-        tools = (Tool(tool.name, tool.description or "", tool.inputSchema or {}) for tool in self._tools.list())
-        return OpenTurn(self._turn.prompt, self._turn.system_prompt, tuple(tools))
+        self._tools = await self._closing.enter_async_context(turn.tools(timeout=self.deadlines.call))
+        tools = [Tool(tool.name, tool.description or "", tool.inputSchema or {}) for tool in self._tools.list()]
+        if self.task.skills and not any(tool.name == "bash" for tool in tools):
+            tools.append(read_skill_tool())
+        listed: list[Any] = list(turn.skills)
+        skills = [Skill(skill.name, skill.description, skill.path) for skill in listed]
+        brought = tuple(skill for skill in skills if skill.name not in self._known_skills)
+        self._known_skills.update(skill.name for skill in brought)
+        return OpenTurn(turn.prompt, turn.system_prompt, tuple(tools), brought)
 
     async def _finished(self) -> dict[str, float]:
         assert self._episode is not None
         while self._turn is not None:
+            await self._check_envs()
             await self._turn.end(None)
             await self._next_turn()
         scores = await self._episode.result()
@@ -163,14 +176,40 @@ class EpisodeRun:
         return scores
 
     async def _answer(self, call: Call) -> Answer:
-        """`call`'s answer. A tool that can't be called, or runs out of time, is an error the model reads."""
+        """`call`'s answer. A tool that can't be called, or runs out of time, is an error the model reads; a sandbox
+        that died under it is not."""
         if call.problem is not None:
             return Answer.error(call.problem)
+        if call.name == READ_SKILL and READ_SKILL not in self._offered():
+            return await asyncio.to_thread(self._skill_file, call)
+        seconds = self.deadlines.call
+        return await self._bounded(self._called(call), seconds + _ANSWER_SECONDS, f"for {call.name} to answer")
+
+    async def _called(self, call: Call) -> Answer:
         assert self._tools is not None
-        result = await self._bounded(
-            self._tools.call(call.name, dict(call.arguments)), self.deadlines.call + 60, f"for {call.name} to answer"
-        )
+        result = await framework.call_tool(self._tools, call.name, dict(call.arguments), seconds=self.deadlines.call)
+        if result.isError:
+            await self._check_envs()
         return Answer(result.content, is_error=result.isError)
+
+    def _skill_file(self, call: Call) -> Answer:
+        name, path = str(call.arguments.get("skill")), str(call.arguments.get("path") or "SKILL.md")
+        try:
+            text = framework.read_skill(self.task.prepared.task, self.task.agent, name, path)
+        except LookupError as error:
+            return Answer.error(str(error.args[0]))
+        return Answer([{"type": "text", "text": text}])
+
+    def _offered(self) -> set[str]:
+        """The names of the tools that the turn itself offers."""
+        return {tool.name for tool in self._tools.list()} if self._tools is not None else set()
+
+    async def _check_envs(self) -> None:
+        """Raise EpisodeFailedError where a sandbox is gone: what its tools or verifiers say is about nothing then."""
+        assert self._episode is not None
+        dead = await framework.dead_envs(self._episode)
+        if dead:
+            raise EpisodeFailedError(f"the sandbox of env {', '.join(map(repr, dead))} died")
 
     def _open_turn(self) -> framework.Turn:
         if self._turn is None or self._over:
@@ -200,22 +239,22 @@ class EpisodeRun:
         return kind(f"{self._name}: {why}")
 
     async def _end(self, status: framework.RunStatus, why: str) -> None:
-        if self._over and self._ending is None:
-            return
         self._over = True
         if self._ending is None:
             self._ending = asyncio.create_task(self._torn_down(status, why))
         await _to_its_end(self._ending)
 
-    async def _torn_down(self, status: framework.RunStatus, why: str) -> None:
+    async def _torn_down(self, status: framework.RunStatus, why: str | None) -> None:
         try:
             if self._episode is not None:
-                await self._episode.abandon(why)
+                await self._episode.abandon(why or "")
+                if status is framework.RunStatus.CANCELED:  # unless it had ended by itself, unnoticed
+                    status, why = framework.ended(self._episode) or (status, why)
         finally:
             await self._settle(status, why)
 
     async def _settle(self, status: framework.RunStatus, error: str | None) -> None:
-        """File how the run ended and give back what it held."""
+        """Give back what the run held, and file how it ended."""
         global _played
         _played += 1
         self._over = True
@@ -226,7 +265,7 @@ class EpisodeRun:
         _live.discard(self)
         await self._closing.aclose()
         if self._episode is not None:
-            await records.file_end(self._episode, self.task.prepared.task, status, error)
+            await self._file.close(self._episode, status, error)
 
     @property
     def _name(self) -> str:

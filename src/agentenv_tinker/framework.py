@@ -1,17 +1,22 @@
 """The only door to agentenv-framework, its non-public parts included.
 
 Written for the version range in pyproject.toml; tst/tinker/test_framework.py fails when one of the parts used here
-moves. What leaves this module is ours or public there: prepared bundles, episode specs, episodes, turns.
+moves. What leaves this module is ours or public there: prepared tasks, episode specs, episodes, turns.
 """
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping
+import asyncio
+import copy
+from collections.abc import Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any
+from typing import Any, cast
 
+import httpx
+from agent_env.artifact import SkillArtifact
+from agent_env.artifact.artifacts.skill import download_skill
 from agent_env.bundle import BundleError as FrameworkBundleError
 from agent_env.bundle import BundleKind, PreparedBundle, parse_bundle, prepare_bundle
 from agent_env.bundle.installed import locate_bundle
@@ -21,6 +26,14 @@ from agent_env.store.routing import namespace_routing, run_scope
 from agent_env.task import EpisodeError, EpisodeSpec, Task
 from agent_env.task.episode import Episode, Turn
 from agent_env.task.episode.run import TurnTools
+from agent_env.task_step.task_step import TaskStep
+from agent_env.task_step.task_steps.add_skills import AddSkillsTaskStep
+from agent_env.task_step.task_steps.add_skills import Skill as SkillSource
+from agent_env.task_step.task_steps.deploy_agent import DeployAgentTaskStep
+from agent_env.task_step.task_steps.prompt_agent import PromptAgentTaskStep
+from agent_env.task_step.task_steps.teardown_sandboxes import TORN_DOWN_KEY
+from agentenv_protocol import ToolResult  # type: ignore[import-untyped]
+from agentenv_protocol.a2a_agent import ProxyBashAction, ProxyBashResult  # type: ignore[import-untyped]
 
 __all__ = [
     "Episode",
@@ -32,16 +45,25 @@ __all__ = [
     "Task",
     "Turn",
     "TurnTools",
+    "call_tool",
+    "dead_envs",
+    "ended",
+    "episode_spec",
     "failed_step",
     "file_run",
     "file_run_end",
     "prepare",
+    "prompted_agents",
+    "read_skill",
     "routing",
     "run_status",
     "scoring_steps",
+    "skill_names",
 ]
 
 RUNNER = "agentenv-tinker"  # who filed a run, in the framework's run index
+_POLL_SECONDS = 0.5  # how late a run learns that its turn was ended: its own 2 s is a slot held idle
+_HEALTH_SECONDS = 10.0
 
 
 @dataclass(frozen=True)
@@ -91,9 +113,128 @@ def _splits(prepared: PreparedBundle) -> dict[str, tuple[PreparedTask, ...]]:
     return splits
 
 
+def prompted_agents(task: Task) -> tuple[str, ...]:
+    """The agents that `task` prompts, in the order of their first prompts."""
+    return tuple(dict.fromkeys(step.agent_name for step in task.steps if isinstance(step, PromptAgentTaskStep)))
+
+
 def scoring_steps(task: Task) -> tuple[str, ...]:
     """The ids of the steps at which a run of `task` records a score, as the OpenEnv server finds them."""
     return tuple(step.id for step in task.steps if getattr(step, "verifier_id", None))
+
+
+def skill_names(task: Task, agent: str) -> tuple[str, ...]:
+    """The skills that `task` gives `agent`, whether as it is deployed or by an `add_skills` step."""
+    return tuple(_skill_sources(task, agent))
+
+
+def read_skill(task: Task, agent: str, name: str, path: str) -> str:
+    """The file at `path` of the skill `name` that `task` gives `agent`. Blocks. Raises LookupError if none."""
+    sources = _skill_sources(task, agent)
+    if name not in sources:
+        raise LookupError(f"there is no skill {name!r}; the skills are {', '.join(sources)}")
+    files = _skill_files(task, sources[name])
+    if path not in files:
+        raise LookupError(f"skill {name!r} has no file {path!r}; its files are {', '.join(sorted(files))}")
+    return files[path]
+
+
+def _skill_sources(task: Task, agent: str) -> dict[str, SkillSource]:
+    found: dict[str, SkillSource] = {}
+    for step in task.steps:
+        if isinstance(step, AddSkillsTaskStep | DeployAgentTaskStep) and step.agent_name == agent:
+            for skill in step.skills:
+                source = skill if isinstance(skill, SkillSource) else SkillSource.from_dict(skill)
+                found[source.name or _artifact(source).skill_name] = source
+    return found
+
+
+def _artifact(source: SkillSource) -> SkillArtifact:
+    assert source.skill_artifact_id is not None
+    with routing():
+        return SkillArtifact.get(source.skill_artifact_id, source.skill_artifact_version)
+
+
+def _skill_files(task: Task, source: SkillSource) -> dict[str, str]:
+    if source.body is not None:
+        return {"SKILL.md": source.to_skill_md()}
+    url = source.object_url or _artifact(source).skill_object_url
+    with routing(), run_scope(task.id), download_skill(url) as folder:
+        files = [path for path in folder.rglob("*") if path.is_file()]
+        return {path.relative_to(folder).as_posix(): path.read_text(errors="replace") for path in files}
+
+
+def episode_spec(
+    prepared: PreparedTask, *, agent: str | None, turn_seconds: float, sandbox_seconds: int
+) -> EpisodeSpec:
+    """`prepared` as an episode in which `agent` is played, or the task's only prompted agent.
+
+    `turn_seconds` replaces the deadline of the played prompts, and `sandbox_seconds` is the least that its sandboxes
+    live. Raises EpisodeError where the task can't run as one.
+    """
+    task = prepared.task
+    steps = [_as_played(step, agent, sandbox_seconds) for step in task.steps]
+    return EpisodeSpec.from_task(
+        Task(id=task.id, version=task.version, steps=steps),
+        trainer_agents=None if agent is None else [agent],
+        turn_timeout=turn_seconds,
+    )
+
+
+def _as_played(step: TaskStep, agent: str | None, sandbox_seconds: int) -> TaskStep:
+    """`step` with a lifetime that outlives a rollout, and a played prompt that notices soon that its turn was ended."""
+    played: Any = copy.copy(step)
+    if hasattr(step, "ttl_seconds"):
+        played.ttl_seconds = max(step.ttl_seconds or 0, sandbox_seconds)
+    if isinstance(step, PromptAgentTaskStep) and agent in (None, step.agent_name):
+        played.poll_interval_seconds = min(step.poll_interval_seconds, _POLL_SECONDS)
+    return cast(TaskStep, played)
+
+
+async def call_tool(tools: TurnTools, name: str, arguments: dict[str, Any], *, seconds: float) -> ToolResult:
+    """A tool's answer. `seconds` bounds the sandbox's own `bash` too, which `TurnTools.call` leaves at an
+    hour. Raises EpisodeError for a call that the turn can't make."""
+    if tools._servers.get(name, "") is not None:
+        return await tools.call(name, arguments)
+    turn = tools._turn
+    action = ProxyBashAction(kind="bash", command=arguments["command"], timeout_seconds=seconds)
+    result = await turn._checked(turn._proxy.act(turn._task_id, action))
+    assert isinstance(result, ProxyBashResult)
+    if result.timed_out:
+        return _text_result(f"error: the command timed out after {seconds:g}s", is_error=True)
+    text = result.stdout + result.stderr
+    if result.exit_code == 0:
+        return _text_result(text, is_error=False)
+    lines = filter(None, (text.removesuffix("\n"), f"exit code {result.exit_code}"))
+    return _text_result("\n".join(lines), is_error=True)
+
+
+def _text_result(text: str, *, is_error: bool) -> ToolResult:
+    return ToolResult(content=[{"type": "text", "text": text}], isError=is_error)
+
+
+async def dead_envs(episode: Episode) -> list[str]:
+    """The envs of a run whose sandbox no longer serves them, those that the task itself tore down left out.
+
+    An env that is only slow to answer isn't dead: a tool may hold it busy.
+    """
+    context = episode._context
+    torn_down = set(context.metadata.get(TORN_DOWN_KEY) or ())
+    up = [env for env in context.deployed_envs if getattr(env, "sandbox_id", None) not in torn_down]
+    async with httpx.AsyncClient(timeout=_HEALTH_SECONDS) as client:
+        served = await asyncio.gather(*(_serves(client, env.environment_card_url) for env in up))
+    return [env.mcp_server_name or env.env_id for env, alive in zip(up, served, strict=True) if not alive]
+
+
+async def _serves(client: httpx.AsyncClient, url: str | None) -> bool:
+    if url is None:
+        return True
+    try:
+        return (await client.get(url)).is_success
+    except httpx.TimeoutException:
+        return True
+    except httpx.TransportError:
+        return False
 
 
 def run_status(episode: Episode, error: BaseException | None = None) -> tuple[RunStatus, str | None]:
@@ -104,16 +245,24 @@ def run_status(episode: Episode, error: BaseException | None = None) -> tuple[Ru
     return run_outcome(episode._context, error)
 
 
+def ended(episode: Episode) -> tuple[RunStatus, str | None] | None:
+    """How a run ended by itself, and why it failed if it did; None for one that was stopped, or goes on."""
+    if episode._abandoned is not None or not episode._run.done() or episode._run.cancelled():
+        return None
+    return run_status(episode, episode._run.exception())
+
+
 def failed_step(episode: Episode) -> str | None:
     """The step that failed an episode's run, with its error, or None while none has."""
     failures = [failure for failure in episode._context.metadata.get("failed_steps") or [] if isinstance(failure, dict)]
-    if not failures:
+    fatal = [failure for failure in failures if failure.get("is_fatal") and not failure.get("retried")]
+    if not fatal:
         return None
-    last = failures[-1]
+    last = fatal[-1]
     return f"step {last.get('step_id')!r} failed: {last.get('error_type')}: {last.get('error')}"
 
 
-def file_run(episode: Episode, task: Task, *, run_group: str, metadata: Mapping[str, Any]) -> None:
+def file_run(episode: Episode, task: Task, *, run_group: str) -> None:
     """List an episode in the framework's run index as running, under `run_group`. Blocks on the store."""
     record = RunRecord(
         run_id=episode.id,
@@ -121,7 +270,7 @@ def file_run(episode: Episode, task: Task, *, run_group: str, metadata: Mapping[
         task_id=task.id,
         task_version=task.version,
         instance_id=episode.id,
-        overrides={"metadata": {"run_group_id": run_group, **metadata}},
+        overrides={"metadata": {"run_group_id": run_group}},
     )
     with routing(), run_scope(task.id):
         run_index.insert_run(record)

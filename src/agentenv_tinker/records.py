@@ -4,23 +4,37 @@
 the explorer shows a task's rollouts by training step.
 """
 
+from __future__ import annotations
+
 import asyncio
+from dataclasses import dataclass, field
 
 from agentenv_tinker import framework
 
 
-def run_group(run_name: str, split: str, step: int) -> str:
-    """The run group of `split` ("train" or "eval") at training step `step`."""
-    return f"{run_name}/{split}/step-{step}"
+def run_group(run_name: str, part: str, step: int) -> str:
+    """The run group of `part` ("train" or "eval") at training step `step`."""
+    return f"{run_name}/{part}/step-{step}"
 
 
-async def file_start(episode: framework.Episode, task: framework.Task, *, run_group: str) -> None:
-    """List an episode as running, off the event loop."""
-    await asyncio.to_thread(framework.file_run, episode, task, run_group=run_group, metadata={})
+@dataclass(eq=False)
+class RunFile:
+    """An episode's entry in the run index: opened once, closed once, and never opened after it was closed."""
 
+    task: framework.Task
+    run_group: str
 
-async def file_end(
-    episode: framework.Episode, task: framework.Task, status: framework.RunStatus, error: str | None
-) -> None:
-    """Mark an episode ended, off the event loop."""
-    await asyncio.to_thread(framework.file_run_end, episode, task, status, error)
+    _turns: asyncio.Lock = field(default_factory=asyncio.Lock, init=False)  # the store's two writes, in their order
+    _closed: bool = field(default=False, init=False)
+
+    async def open(self, episode: framework.Episode) -> None:
+        """List `episode` as running, off the event loop."""
+        async with self._turns:
+            if not self._closed:
+                await asyncio.to_thread(framework.file_run, episode, self.task, run_group=self.run_group)
+
+    async def close(self, episode: framework.Episode, status: framework.RunStatus, error: str | None) -> None:
+        """Mark `episode` ended, off the event loop."""
+        async with self._turns:
+            self._closed = True
+            await asyncio.to_thread(framework.file_run_end, episode, self.task, status, error)
