@@ -21,7 +21,7 @@ Option = TypeVar("Option")
 ROOT = Path(__file__).resolve().parent
 sys.path.insert(0, str(ROOT / "envs" / "gridsim"))
 
-from battery import Day, best_schedule, profit  # noqa: E402  (it lies in the env's build context)
+from battery import Day, best_schedule, profit, write_schedule  # noqa: E402  (it lies in the env's build context)
 
 SPLITS = {"train": (400, 20260101), "held_out": (200, 20260102)}
 """By eval: how many days it has, and the seed of its stream."""
@@ -32,7 +32,7 @@ def pool(*, cheap: int, fair: int, dear: int) -> tuple[int, ...]:
     return (1, 2, 3) * cheap + (4, 5, 6) * fair + (7, 8, 9) * dear
 
 
-BLOCKS = (
+PRICES = (
     pool(cheap=5, fair=2, dear=3),
     *(pool(cheap=4, fair=2, dear=4) for _ in range(3)),
     pool(cheap=2, fair=2, dear=6),
@@ -46,16 +46,13 @@ LOSSES = (10, 20, 30)
 MIN_BEST_PROFIT = 300
 """In cents."""
 
-SYSTEM_PROMPT = "You run a battery on the power grid."
-PROMPT = (
-    "Earn as much as you can today. Read the day, then submit one schedule: a word per block, "
-    "charge (buy), hold or sell. The battery starts empty."
-)
+SYSTEM_PROMPT = "You run a battery."
+PROMPT = "Read the day, then submit the schedule that earns most."
 
 
 def draw_day(stream: random.Random) -> Day:
     """A day that may earn nothing: keep it only if ``is_worth_playing``."""
-    prices = tuple(pick(stream, prices) for prices in BLOCKS)
+    prices = tuple(pick(stream, prices) for prices in PRICES)
     capacity, power = pick(stream, BATTERIES)
     return Day(prices, capacity, power, pick(stream, LOSSES))
 
@@ -126,7 +123,7 @@ def task_text(day: Day) -> str:
 
 def demonstration(split: str, index: int, day: Day) -> dict:
     """The calls that earn a task the score 1, for a warm start; the framework never reads them."""
-    schedule = " ".join(best_schedule(day))
+    schedule = write_schedule(day, best_schedule(day))
     return {
         "task": task_name(split, index),
         "calls": [

@@ -72,14 +72,14 @@ def schedules(task):
     """What a task's play submits, in order."""
     day = day_of(task)
     blocks = len(day.prices)
-    best = " ".join(battery.best_schedule(day))
+    best = battery.write_schedule(day, battery.best_schedule(day))
     idle = " ".join(["hold"] * blocks)
     return {
         "idle": [idle],
         "best": [best],
         "losing": [" ".join(smallest_loss(day))],
         "nothing submitted": [],
-        "malformed, then best": ["charge", best],
+        "malformed, then best": ["buy", best],
         "idle, then best": [idle, best],
     }[PLAYS[task]]
 
@@ -90,7 +90,7 @@ def expected_score(task):
     counting = {"nothing submitted": None, "malformed, then best": 1}.get(PLAYS[task], 0)
     if counting is None:
         return 0.0
-    earned = battery.profit(day, schedules(task)[counting].split())
+    earned = battery.profit(day, battery.parse_schedule(day, schedules(task)[counting]))
     return max(0.0, 0.2 + 0.8 * earned / battery.profit(day, battery.best_schedule(day)))
 
 

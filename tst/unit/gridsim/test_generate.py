@@ -40,7 +40,7 @@ def test_no_fixed_schedule_does_well(generate, splits, battery, verify):
     days = [(day, battery.profit(day, battery.best_schedule(day))) for day in splits["held_out"]]
     means = [
         sum(verify.score(battery.profit(day, words), best) for day, best in days) / len(days)
-        for words in itertools.product(battery.MOVES, repeat=len(generate.BLOCKS))
+        for words in itertools.product(battery.MOVES, repeat=len(generate.PRICES))
     ]
     assert max(means) < 0.5
 
@@ -90,7 +90,10 @@ def test_demonstrations_earn_the_best_profit(bundle, splits, generate, battery):
             "task": generate.task_name(split, index),
             "calls": [
                 {"name": "read_day", "arguments": {}},
-                {"name": "submit_schedule", "arguments": {"schedule": " ".join(battery.best_schedule(day))}},
+                {
+                    "name": "submit_schedule",
+                    "arguments": {"schedule": battery.write_schedule(day, battery.best_schedule(day))},
+                },
             ],
         }
         for split, days in splits.items()

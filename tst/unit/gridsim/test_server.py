@@ -58,29 +58,29 @@ async def test_card_declares_what_the_env_does(client):
     }
 
 
-async def test_a_day_is_read_block_by_block(app, client):
-    """The agent reads each block's price, and the battery."""
+async def test_a_day_is_read(app, client):
+    """The agent reads the price of each block, and the battery."""
     await set_day(client)
-    assert await call(app, "read_day") == "block 1: 2\nblock 2: 8\nblock 3: 3\nbattery: holds 1, moves 1, loses 25%"
+    assert await call(app, "read_day") == "prices: 2 8 3; battery: holds 1, moves 1, loses 25%"
 
 
 async def test_a_schedule_is_taken_once(app, client):
     """The first schedule counts; a second one is refused and changes nothing."""
     await set_day(client)
     assert [
-        await call(app, "submit_schedule", schedule="charge sell hold"),
+        await call(app, "submit_schedule", schedule="buy sell hold"),
         await call(app, "submit_schedule", schedule="hold hold hold"),
     ] == ["submitted", "error: already_submitted: a schedule is in; only the first one counts"]
-    assert await outcome(client) == {"schedule": "charge sell hold", "profit": 400, "best_profit": 400}
+    assert await outcome(client) == {"schedule": "buy sell hold", "profit": 400, "best_profit": 400}
 
 
 async def test_a_malformed_schedule_is_not_a_submission(app, client):
     """A malformed schedule gets an error, and a good one after it counts."""
     await set_day(client)
-    refused = [await call(app, "submit_schedule", schedule=text) for text in ("charge sell", "charge sell rest")]
+    refused = [await call(app, "submit_schedule", schedule=text) for text in ("buy sell", "buy sell rest")]
     assert refused == [
-        "error: invalid_schedule: got 2 words; send 3, one for each block",
-        "error: invalid_schedule: word 3 is 'rest'; each word must be charge, hold or sell",
+        "error: invalid_schedule: got 2 words; send one for each of 3 blocks",
+        "error: invalid_schedule: 'rest' can't stand in block 3, whose price is 3; send buy, hold or sell",
     ]
     assert await outcome(client) == EMPTY
     assert await call(app, "submit_schedule", schedule="hold hold hold") == "submitted"

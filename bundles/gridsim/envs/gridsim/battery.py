@@ -8,10 +8,10 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 
 MAX_BLOCKS = 48
-"""More blocks than this is no handful; the bound keeps a day readable."""
+"""Half-hour blocks at the finest: a day of more is a mistake."""
 
-MOVES = {"hold": 0, "charge": 1, "sell": -1}
-"""A schedule's words, and the sign each gives to the battery's level. Their order breaks ties: see best_schedule."""
+MOVES = ("hold", "buy", "sell")
+"""A schedule's words: leave the battery alone, charge it, discharge it. Their order breaks ties: see best_schedule."""
 
 
 @dataclass(frozen=True)
@@ -49,25 +49,39 @@ class Day:
 
 def describe(day: Day) -> str:
     """The day as an agent reads it."""
-    blocks = [f"block {number}: {price}" for number, price in enumerate(day.prices, start=1)]
-    return "\n".join([*blocks, f"battery: holds {day.capacity}, moves {day.power}, loses {day.loss}%"])
+    prices = " ".join(map(str, day.prices))
+    return f"prices: {prices}; battery: holds {day.capacity}, moves {day.power}, loses {day.loss}%"
 
 
-def parse_schedule(text: str, *, blocks: int) -> tuple[str, ...]:
-    """The words of a schedule; raises ValueError, saying what to send instead, when it has not one for each block."""
-    words = tuple(text.lower().replace(",", " ").split())
-    for position, word in enumerate(words, start=1):
-        if word not in MOVES:
-            raise ValueError(f"word {position} is {word[:20]!r}; each word must be charge, hold or sell")
-    if len(words) != blocks:
-        raise ValueError(f"got {len(words)} words; send {blocks}, one for each block")
-    return words
+def write_schedule(day: Day, schedule: Sequence[str]) -> str:
+    """``schedule`` with each block's price before its word, which keeps what the word answers in sight."""
+    return " ".join(f"{price} {word}" for price, word in zip(day.prices, schedule, strict=True))
+
+
+def parse_schedule(day: Day, text: str) -> tuple[str, ...]:
+    """The words of a schedule for ``day``, one for each block; a word may follow its block's price.
+
+    Raises ValueError, saying what to send instead, when there are too few words or too many, or anything else is in it.
+    """
+    schedule: list[str] = []
+    for part in text.lower().replace(",", " ").split():
+        if len(schedule) == len(day.prices):
+            raise ValueError(f"{part[:20]!r} comes after the last block; send one word for each of {len(day.prices)}")
+        price = day.prices[len(schedule)]
+        if part in MOVES:
+            schedule.append(part)
+        elif part != str(price):
+            block = f"block {len(schedule) + 1}, whose price is {price}"
+            raise ValueError(f"{part[:20]!r} can't stand in {block}; send buy, hold or sell")
+    if len(schedule) < len(day.prices):
+        raise ValueError(f"got {len(schedule)} words; send one for each of {len(day.prices)} blocks")
+    return tuple(schedule)
 
 
 def energy_moved(day: Day, *, level: int, word: str) -> int:
     """Units that ``word`` puts into (or, negative, takes out of) a battery holding ``level``: never more than the power
-    limit, the room left or the energy held, so charging a full battery and selling from an empty one do nothing."""
-    if word == "charge":
+    limit, the room left or the energy held, so buying for a full battery and selling from an empty one do nothing."""
+    if word == "buy":
         return min(day.power, day.capacity - level)
     if word == "sell":
         return -min(day.power, level)
@@ -92,7 +106,7 @@ def profit(day: Day, schedule: Sequence[str]) -> int:
 def best_schedule(day: Day) -> tuple[str, ...]:
     """The schedule that earns the most, by dynamic programming over blocks and battery levels.
 
-    Of several it is the one that holds for as long as it can, and then the one that charges rather than sells.
+    Of several it is the one that holds for as long as it can, and then the one that buys rather than sells.
     """
     best_from = [0] * (day.capacity + 1)  # by level: cents that the blocks after this one can still earn
     choices: list[list[str]] = []

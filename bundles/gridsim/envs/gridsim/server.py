@@ -37,17 +37,17 @@ class GridSim(AgentEnvEnvironment):
 
     @tool(structured_output=False)
     def read_day(self) -> str:
-        """Read the day."""
+        """Today's prices and battery."""
         return describe(self._current_day())
 
     @tool(structured_output=False)
     def submit_schedule(self, schedule: str) -> str:
-        """Submit a word per block: charge, hold or sell."""
+        """Each block's price and buy, hold or sell."""
         day = self._current_day()
         if self._schedule is not None:
             raise AgentEnvError("already_submitted", "a schedule is in; only the first one counts")
         try:
-            self._schedule = parse_schedule(schedule, blocks=len(day.prices))
+            self._schedule = parse_schedule(day, schedule)
         except ValueError as e:
             raise AgentEnvError("invalid_schedule", str(e)) from None
         return "submitted"
