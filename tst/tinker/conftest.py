@@ -1,0 +1,36 @@
+"""The training layer on the real cookbook and the real Episode API: no model, no service, no Docker, no key."""
+
+import os
+import sys
+from pathlib import Path
+
+import pytest
+
+HERE = Path(__file__).parent
+sys.path.insert(0, str(HERE))  # for `stand_in`, here and, by PYTHONPATH, in the processes that a test starts
+
+
+@pytest.fixture(scope="session", autouse=True)
+def framework_state(tmp_path_factory):
+    """Point the framework, once a worker, at state of this session and at the stand-in sandboxes."""
+    state = tmp_path_factory.mktemp("state")
+    config = state / "config.toml"
+    config.write_text('[sandbox.providers.in_process]\nimpl = "stand_in.sandbox:InProcessProvider"\n')
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setenv("AGENT_ENV_CONFIG", str(config))
+        patch.setenv("XDG_STATE_HOME", str(state / "xdg"))
+        patch.setenv("PYTHONPATH", os.pathsep.join(filter(None, [str(HERE), os.environ.get("PYTHONPATH")])))
+        from stand_in.model import register
+
+        register()
+        yield state
+
+
+@pytest.fixture(autouse=True)
+def sandboxes():
+    """The sandboxes that are up, by id: none before a test, and none may be after it."""
+    from stand_in.sandbox import LIVE
+
+    LIVE.clear()
+    yield LIVE
+    assert LIVE == {}, "a test left sandboxes up"

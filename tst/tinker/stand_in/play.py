@@ -1,0 +1,95 @@
+"""Plays a bundle's tasks as the cookbook does, with a scripted model."""
+
+import asyncio
+from dataclasses import dataclass
+from typing import Any
+
+from agent_env.runner import store as run_index
+from agent_env.runner.runner import RunRecord
+from agent_env.store.routing import namespace_routing
+from agentenv_tinker.dataset import AgentEnvDatasetBuilder, EpisodeGroupBuilder
+from agentenv_tinker.rollout import RolloutEnv
+from tinker_cookbook.completers import TokenCompleter
+from tinker_cookbook.renderers import Message
+from tinker_cookbook.rl.rollout_runner import run_rollout
+from tinker_cookbook.rl.types import Metrics, Trajectory
+
+from stand_in.model import MODEL, RENDERER
+
+
+def builder(bundle: str, **settings: Any) -> AgentEnvDatasetBuilder:
+    """A dataset of `bundle` on the stand-ins, one rollout a group unless `settings` says otherwise."""
+    defaults = {
+        "run_name": "run",
+        "model_name": MODEL,
+        "renderer_name": RENDERER,
+        "sandbox": "in_process",
+        "group_size": 1,
+        "groups_per_batch": 1,
+    }
+    return AgentEnvDatasetBuilder(bundle=bundle, **{**defaults, **settings})
+
+
+async def group(bundle: str, **settings: Any) -> EpisodeGroupBuilder:
+    """The first group of the dataset."""
+    train, _ = await builder(bundle, **settings)()
+    return train.get_batch(0)[0]
+
+
+@dataclass(frozen=True)
+class Played:
+    """A rollout that was played to its end."""
+
+    trajectory: Trajectory
+    env: RolloutEnv
+
+    @property
+    def reward(self) -> float:
+        return sum(step.reward for step in self.trajectory.transitions)
+
+    @property
+    def metrics(self) -> Metrics:
+        """Of the last step."""
+        return self.trajectory.transitions[-1].metrics
+
+    @property
+    def messages(self) -> list[Message]:
+        return self.env.episode.messages
+
+    @property
+    def conversation(self) -> list[tuple[str, Any]]:
+        """The messages as (role, content), the prefix with the tools left out."""
+        return [(message["role"], message["content"]) for message in self.messages[1:]]
+
+    @property
+    def record(self) -> RunRecord:
+        """The run as the framework's run index has it."""
+        return recorded(self.env)
+
+
+def recorded(env: RolloutEnv) -> RunRecord:
+    """An env's run as the framework's run index has it."""
+    with namespace_routing():
+        found = run_index.get_run(env.episode.run._episode.id)
+    assert found is not None
+    return found
+
+
+def runs_of(run_name: str) -> list[RunRecord]:
+    """The run index's entries under `run_name`, the newest first."""
+    with namespace_routing():
+        runs = run_index.list_runs(limit=1000)
+    return [run for run in runs if run.overrides["metadata"]["run_group_id"].startswith(f"{run_name}/")]
+
+
+async def play(bundle: str, policy: TokenCompleter, *, limits: Any = None, hooks: Any = None, **settings: Any) -> Played:
+    """Play the first task of the dataset to its end."""
+    builder = await group(bundle, **settings)
+    [env] = await builder.make_envs()
+    try:
+        rollout = asyncio.create_task(run_rollout(policy, env, limits=limits, hooks=hooks))
+        played = Played(await rollout, env)
+        await builder.compute_group_rewards([played.trajectory], [env])
+    finally:
+        await builder.cleanup()
+    return played
