@@ -50,7 +50,8 @@ def train(**options: Any) -> None:
     click.echo(f"held-out reward after:  {trained.after.line}")
     click.echo(f"run:        {trained.folder}  (metrics.jsonl, iteration_*/*.html, records/)")
     click.echo(f"checkpoint: {trained.checkpoint}")
-    click.echo(f"adapter:    {trained.adapter}")
+    if trained.adapter is not None:
+        click.echo(f"adapter:    {trained.adapter}")
 
 
 @cli.command(context_settings={"ignore_unknown_options": True}, add_help_option=False)

@@ -119,7 +119,7 @@ async def _check_model(model: str, url: str | None) -> None:
     try:
         async with asyncio.timeout(_ANSWER_SECONDS):
             client = await asyncio.to_thread(tinker.ServiceClient)
-            capabilities = await client.get_server_capabilities_async()
+            capabilities = await asyncio.to_thread(client.get_server_capabilities)
     except TimeoutError:
         raise ServiceError(f"{where} did not answer within {_ANSWER_SECONDS:g} s") from None
     except (tinker.AuthenticationError, tinker.PermissionDeniedError) as error:

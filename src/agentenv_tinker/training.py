@@ -25,7 +25,7 @@ from agentenv_tinker.config import DEFAULT_MODEL, RunConfig
 from agentenv_tinker.conversation import Tool, tool_prefix
 from agentenv_tinker.dataset import AgentEnvDatasetBuilder
 from agentenv_tinker.episode import abandon_all
-from agentenv_tinker.errors import BundleError, ConfigError, TrainingError, boundary
+from agentenv_tinker.errors import BundleError, ConfigError, TrainingError, boundary, described
 from agentenv_tinker.evaluation import Evaluation, read_evaluation
 from agentenv_tinker.progress import Say, quiet_console, told
 from agentenv_tinker.sandboxes import check_docker
@@ -44,8 +44,8 @@ class Trained:
     folder: Path
     checkpoint: str
     """The final sampler weights, as a `tinker://` path."""
-    adapter: Path
-    """The same weights as a PEFT adapter, in the run's folder."""
+    adapter: Path | None
+    """The same weights as a PEFT adapter, in the run's folder; None where the service would not give them out."""
 
 
 async def train(config: RunConfig, *, say: Say) -> Trained:
@@ -176,16 +176,25 @@ async def _trained(config: RunConfig, dataset: AgentEnvDatasetBuilder, say: Say)
     before = read_evaluation(config.folder, 0, planned=planned)
     _check_steps(config)
     checkpoint = checkpoint_utils.get_last_checkpoint(str(config.folder), "sampler_path")
-    if checkpoint is None or checkpoint.sampler_path is None:
+    if checkpoint is None or checkpoint.sampler_path is None or checkpoint.state_path is None:
         raise TrainingError(f"the cookbook left no final checkpoint in {config.folder}")
     say("evaluating the final checkpoint")
     await _evaluate(cookbook, dataset, checkpoint.sampler_path)
     after = read_evaluation(config.folder, config.steps, planned=planned)
-    adapter = config.folder / "checkpoints" / "final"
-    await asyncio.to_thread(weights.download, tinker_path=checkpoint.sampler_path, output_dir=str(adapter))
+    adapter = await _downloaded(checkpoint.state_path, config.folder / "checkpoints" / "final", say)
     trained = Trained(before, after, config.folder, checkpoint.sampler_path, adapter)
     (config.folder / "summary.json").write_text(json.dumps(asdict(trained), indent=2, default=str) + "\n")
     return trained
+
+
+async def _downloaded(state_path: str, folder: Path, say: Say) -> Path | None:
+    """The weights at `state_path` as an adapter in `folder`. They are trained, so a failure here is only told."""
+    try:
+        await asyncio.to_thread(weights.download, tinker_path=state_path, output_dir=str(folder))
+    except TinkerCookbookError as error:
+        say(f"the adapter was not downloaded: {described(error)}")
+        return None
+    return folder
 
 
 def _cookbook_config(config: RunConfig, dataset: AgentEnvDatasetBuilder) -> rl_train.Config:
