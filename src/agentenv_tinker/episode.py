@@ -78,6 +78,11 @@ class EpisodeRun:
         self._file = RunFile(self.task.prepared.task, self.run_group)
 
     @property
+    def labels(self) -> dict[str, str]:
+        """What a rollout's report names it by: its task, and its run in the framework's records."""
+        return {"task": self.task.name, "run": self._episode.id if self._episode is not None else ""}
+
+    @property
     def over(self) -> bool:
         """Whether the run has ended or is being abandoned."""
         return self._over

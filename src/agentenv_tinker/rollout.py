@@ -75,6 +75,7 @@ class RolloutEnv(EnvFromMessageEnv):
         async with self._steps:
             result = await (self._step(action, extra) if self._cut is None else self._timed_out(self._cut))
             if result.episode_done:
+                result.logs.update(self.episode.run.labels)
                 self._paid = True
                 self._stop_timer()
             return result
