@@ -71,6 +71,7 @@ class EpisodeRun:
     _known_skills: set[str] = field(default_factory=set, init=False)
     _closing: AsyncExitStack = field(default_factory=AsyncExitStack, init=False)
     _slot: asyncio.Semaphore | None = field(default=None, init=False)
+    _failure: EpisodeFailedError | None = field(default=None, init=False)
     _ending: asyncio.Task[None] | None = field(default=None, init=False)
     _over: bool = field(default=False, init=False)
 
@@ -218,7 +219,7 @@ class EpisodeRun:
 
     def _open_turn(self) -> framework.Turn:
         if self._turn is None or self._over:
-            raise EpisodeFailedError(f"{self._name}: no turn is open")
+            raise self._failure or EpisodeFailedError(f"{self._name}: no turn is open")
         return self._turn
 
     async def _bounded(self, doing: Awaitable[_T], seconds: float, what: str) -> _T:
@@ -235,13 +236,17 @@ class EpisodeRun:
             raise await self._failed(late if deadline.expired() else error) from error
 
     async def _failed(self, error: Exception) -> EpisodeFailedError:
-        """End the run as failed, and return what to raise for it: the step that failed, where one did."""
-        ours = isinstance(error, EpisodeFailedError)
-        step = framework.failed_step(self._episode) if self._episode is not None and not ours else None
-        why = step or described(error)
-        await self._end(framework.RunStatus.FAILED, why)
-        kind = EpisodeTimeoutError if isinstance(error, EpisodeTimeoutError) else EpisodeFailedError
-        return kind(f"{self._name}: {why}")
+        """End the run as failed, and return what to raise for it: the step that failed, where one did.
+
+        What fails as a consequence, such as a call beside the one that failed first, raises the same.
+        """
+        if self._failure is None:
+            ours = isinstance(error, EpisodeFailedError)
+            step = framework.failed_step(self._episode) if self._episode is not None and not ours else None
+            kind = EpisodeTimeoutError if isinstance(error, EpisodeTimeoutError) else EpisodeFailedError
+            self._failure = kind(f"{self._name}: {step or described(error)}")
+        await self._end(framework.RunStatus.FAILED, str(self._failure))
+        return self._failure
 
     async def _end(self, status: framework.RunStatus, why: str) -> None:
         self._over = True

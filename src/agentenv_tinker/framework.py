@@ -27,9 +27,8 @@ from agent_env.task import EpisodeError, EpisodeSpec, Task
 from agent_env.task.episode import Episode, Turn
 from agent_env.task.episode.run import TurnTools
 from agent_env.task_step.task_step import TaskStep
-from agent_env.task_step.task_steps.add_skills import AddSkillsTaskStep
-from agent_env.task_step.task_steps.add_skills import Skill as SkillSource
-from agent_env.task_step.task_steps.deploy_agent import DeployAgentTaskStep
+from agent_env.task_step.task_steps.add_skills import AddSkillsTaskStep, Skill
+from agent_env.task_step.task_steps.deploy_agent import DeployAgentTaskStep, _skill_fields
 from agent_env.task_step.task_steps.prompt_agent import PromptAgentTaskStep
 from agent_env.task_step.task_steps.teardown_sandboxes import TORN_DOWN_KEY
 from agentenv_protocol import ToolResult  # type: ignore[import-untyped]
@@ -139,27 +138,39 @@ def read_skill(task: Task, agent: str, name: str, path: str) -> str:
     return files[path]
 
 
-def _skill_sources(task: Task, agent: str) -> dict[str, SkillSource]:
-    found: dict[str, SkillSource] = {}
+@dataclass(frozen=True)
+class _SkillSource:
+    """Where a skill's files are: its `SKILL.md` itself, or a folder of the object store."""
+
+    skill_md: str | None
+    object_url: str | None
+
+
+def _skill_sources(task: Task, agent: str) -> dict[str, _SkillSource]:
+    found: dict[str, _SkillSource] = {}
     for step in task.steps:
-        if isinstance(step, AddSkillsTaskStep | DeployAgentTaskStep) and step.agent_name == agent:
-            for skill in step.skills:
-                source = skill if isinstance(skill, SkillSource) else SkillSource.from_dict(skill)
-                found[source.name or _artifact(source).skill_name] = source
+        if isinstance(step, DeployAgentTaskStep) and step.agent_name == agent:
+            for fields in map(_skill_fields, step.skills):
+                found[fields["name"]] = _SkillSource(fields["skill_md"], fields["object_url"])
+        if isinstance(step, AddSkillsTaskStep) and step.agent_name == agent:
+            found.update(map(_added_skill, step.skills))
     return found
 
 
-def _artifact(source: SkillSource) -> SkillArtifact:
-    assert source.skill_artifact_id is not None
-    with routing():
-        return SkillArtifact.get(source.skill_artifact_id, source.skill_artifact_version)
+def _added_skill(skill: Skill) -> tuple[str, _SkillSource]:
+    if skill.skill_artifact_id is not None:
+        with routing():
+            artifact = SkillArtifact.get(skill.skill_artifact_id, skill.skill_artifact_version)
+        return artifact.skill_name, _SkillSource(None, artifact.skill_object_url)
+    return skill.name or "", _SkillSource(skill.to_skill_md() if skill.body else None, skill.object_url)
 
 
-def _skill_files(task: Task, source: SkillSource) -> dict[str, str]:
-    if source.body is not None:
-        return {"SKILL.md": source.to_skill_md()}
-    url = source.object_url or _artifact(source).skill_object_url
-    with routing(), run_scope(task.id), download_skill(url) as folder:
+def _skill_files(task: Task, source: _SkillSource) -> dict[str, str]:
+    if source.skill_md is not None:
+        return {"SKILL.md": source.skill_md}
+    if source.object_url is None:
+        return {}
+    with routing(), run_scope(task.id), download_skill(source.object_url) as folder:
         files = [path for path in folder.rglob("*") if path.is_file()]
         return {path.relative_to(folder).as_posix(): path.read_text(errors="replace") for path in files}
 

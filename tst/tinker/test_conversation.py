@@ -5,6 +5,8 @@ from stand_in.bundles import task, write_bundle
 from stand_in.model import Script, call
 from stand_in.play import play
 
+from agentenv_tinker.errors import EpisodeFailedError
+
 OTHER_TOOLS = {
     "id": "hide",
     "type": "modify_env_tool_access",
@@ -25,7 +27,9 @@ TASKS = {
 
 @pytest.fixture(scope="module")
 def bundle(tmp_path_factory):
-    return write_bundle(tmp_path_factory.mktemp("bundle") / "b", TASKS, evals={f"only-{name}": [name] for name in TASKS})
+    return write_bundle(
+        tmp_path_factory.mktemp("bundle") / "b", TASKS, evals={f"only-{name}": [name] for name in TASKS}
+    )
 
 
 async def test_the_first_prompt_follows_the_system_prompt_and_the_tools_in_the_renderers_own_prefix(bundle):
@@ -47,7 +51,9 @@ async def test_a_prefix_without_a_system_prompt_has_the_tools_alone(bundle):
 
 async def test_several_envs_offer_all_their_tools(bundle):
     """A turn's tools are those of every env that its agent acts in."""
-    played = await play(bundle, Script(call("fetch", title="x") + call("note", text="y"), "done"), train_split="only-two-envs")
+    played = await play(
+        bundle, Script(call("fetch", title="x") + call("note", text="y"), "done"), train_split="only-two-envs"
+    )
     assert [content for role, content in played.conversation if role == "tool"] == ["fetched x", "noted 'y'"]
 
 
@@ -66,8 +72,6 @@ async def test_a_later_turn_is_the_next_user_message_of_the_same_conversation(bu
 
 async def test_a_later_turn_with_other_tools_fails_its_rollout_naming_them(bundle, sandboxes):
     """The prefix names the tools once, so they can't change."""
-    from agentenv_tinker.errors import EpisodeFailedError
-
     with pytest.raises(EpisodeFailedError, match="a later turn offers other tools than the first: long"):
         await play(bundle, Script("one", "two"), train_split="only-other-tools")
     assert sandboxes == {}

@@ -9,7 +9,7 @@ from stand_in.servers import SCORE_URI, SERVERS
 
 Step = dict[str, Any]
 
-VERIFIER = '''
+VERIFIER = """
 from agentenv_protocol.client import get_data
 
 
@@ -21,7 +21,7 @@ async def verify(mcp_url):
     if score == -1:
         raise RuntimeError("the verifier broke")
     return [{"id": "desk", "score": float(score if score != -2 else "nan"), "result": True, "description": "the desk"}]
-'''
+"""
 
 
 def write_bundle(

@@ -1,19 +1,21 @@
 """Plays a bundle's tasks as the cookbook does, with a scripted model."""
 
 import asyncio
+import json
 from dataclasses import dataclass
 from typing import Any
 
+from agent_env.config import get_config
 from agent_env.runner import store as run_index
 from agent_env.runner.runner import RunRecord
 from agent_env.store.routing import namespace_routing
-from agentenv_tinker.dataset import AgentEnvDatasetBuilder, EpisodeGroupBuilder
-from agentenv_tinker.rollout import RolloutEnv
 from tinker_cookbook.completers import TokenCompleter
 from tinker_cookbook.renderers import Message
 from tinker_cookbook.rl.rollout_runner import run_rollout
 from tinker_cookbook.rl.types import Metrics, Trajectory
 
+from agentenv_tinker.dataset import AgentEnvDatasetBuilder, EpisodeGroupBuilder
+from agentenv_tinker.rollout import RolloutEnv
 from stand_in.model import MODEL, RENDERER
 
 
@@ -62,9 +64,23 @@ class Played:
         return [(message["role"], message["content"]) for message in self.messages[1:]]
 
     @property
+    def answers(self) -> list[Any]:
+        """What the tools answered, as the model reads it."""
+        return [message["content"] for message in self.messages if message["role"] == "tool"]
+
+    @property
     def record(self) -> RunRecord:
         """The run as the framework's run index has it."""
         return recorded(self.env)
+
+    @property
+    def trajectory_record(self) -> list[tuple[str, Any]]:
+        """What the run's record has of its first turn, in order: each span's name and what came of it."""
+        response = self.env.episode.run._episode._context.prompt_responses[0]
+        with namespace_routing():
+            store = get_config().get_object_store_at(response.agent_trajectory_object_url)
+            spans = json.loads(store.get(response.agent_trajectory_object_url))
+        return [(span["name"], json.loads(span["attributes"]["gen_ai.completion"])) for span in spans]
 
 
 def recorded(env: RolloutEnv) -> RunRecord:
@@ -82,7 +98,9 @@ def runs_of(run_name: str) -> list[RunRecord]:
     return [run for run in runs if run.overrides["metadata"]["run_group_id"].startswith(f"{run_name}/")]
 
 
-async def play(bundle: str, policy: TokenCompleter, *, limits: Any = None, hooks: Any = None, **settings: Any) -> Played:
+async def play(
+    bundle: str, policy: TokenCompleter, *, limits: Any = None, hooks: Any = None, **settings: Any
+) -> Played:
     """Play the first task of the dataset to its end."""
     builder = await group(bundle, **settings)
     [env] = await builder.make_envs()

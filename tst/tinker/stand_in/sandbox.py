@@ -60,7 +60,7 @@ class EnvSandbox(InProcessSandbox):
     async def start(self) -> None:
         self._thread.start()
         async with asyncio.timeout(20):
-            while not self._server.started:
+            while not self._server.started:  # noqa: ASYNC110 - it is started in a thread of another loop
                 await asyncio.sleep(0.005)
         self._up(self._server.servers[0].sockets[0].getsockname()[1])
 

@@ -1,6 +1,5 @@
 """The env servers that bundles of these tests deploy, by the name of their env."""
 
-import base64
 import time
 from typing import Annotated, Any, Literal
 
@@ -19,7 +18,7 @@ from agentenv_protocol import (
 from mcp.types import CallToolResult
 from pydantic import BaseModel, Field
 
-PIXEL = base64.b64encode(b"not really a picture").decode()
+PIXEL = "iVBORw0KGgoAAAANSUhEUgAAAAEAAAABCAYAAAAfFcSJAAAADUlEQVR42mNk+M9QDwADhgGAWjR9awAAAABJRU5ErkJggg=="  # 1 x 1, PNG
 SCORE_URI = "urn:stand-in:score/v1"
 
 
@@ -78,9 +77,9 @@ class Desk(AgentEnvEnvironment):
         return "x" * length
 
     @tool(structured_output=False)
-    def picture(self, caption: str = "") -> CallToolResult:
+    def picture(self, caption: str = "", data: str = PIXEL) -> CallToolResult:
         """An image, with a caption where one is given."""
-        image = {"type": "image", "data": PIXEL, "mimeType": "image/png"}
+        image = {"type": "image", "data": data, "mimeType": "image/png"}
         text = [{"type": "text", "text": caption}] if caption else []
         return CallToolResult.model_validate({"content": [*text, image]})
 
