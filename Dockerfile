@@ -16,10 +16,10 @@ ENV SSL_CERT_FILE=/etc/ssl/certs/ca-certificates.crt \
     PIP_CERT=/etc/ssl/certs/ca-certificates.crt \
     PYTHONUNBUFFERED=1
 # The group's id is fixed, so that another service can be given the inner daemon's socket.
-# procps: agent-env stops a cancelled command's children with `ps`.
+# procps: agent-env stops a cancelled command's children with `ps`. git: the cookbook asks it for the state of the code.
 RUN groupadd --system --gid 2375 docker \
  && apt-get update \
- && apt-get install -y --no-install-recommends docker.io docker-cli docker-compose docker-buildx iptables procps \
+ && apt-get install -y --no-install-recommends docker.io docker-cli docker-compose docker-buildx iptables git procps \
  && rm -rf /var/lib/apt/lists/* /var/log/*
 # The base itself, for the daemon inside to import: no registry is needed there.
 RUN --mount=type=bind,from=base,target=/base \
