@@ -10,6 +10,8 @@ from stand_in.servers import SCORE_URI, SERVERS
 Step = dict[str, Any]
 
 VERIFIER = """
+import asyncio
+
 from agentenv_protocol.client import get_data
 
 
@@ -18,6 +20,8 @@ async def verify(mcp_url):
     score = outcome["score"]
     if score is None:
         score = min(len(outcome["notes"]) / 10, 1)
+    if score == -3:
+        await asyncio.sleep(30)
     if score == -1:
         raise RuntimeError("the verifier broke")
     return [{"id": "desk", "score": float(score if score != -2 else "nan"), "result": True, "description": "the desk"}]

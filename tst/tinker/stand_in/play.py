@@ -44,15 +44,17 @@ class Played:
 
     trajectory: Trajectory
     env: RolloutEnv
+    late: tuple[float, Metrics]
+    """What its group adds to it."""
 
     @property
     def reward(self) -> float:
-        return sum(step.reward for step in self.trajectory.transitions)
+        return round(sum(step.reward for step in self.trajectory.transitions) + self.late[0], 9)
 
     @property
     def metrics(self) -> Metrics:
-        """Of the last step."""
-        return self.trajectory.transitions[-1].metrics
+        """Of the last step, and what the group adds."""
+        return {**self.trajectory.transitions[-1].metrics, **self.late[1]}
 
     @property
     def messages(self) -> list[Message]:
@@ -98,16 +100,14 @@ def runs_of(run_name: str) -> list[RunRecord]:
     return [run for run in runs if run.overrides["metadata"]["run_group_id"].startswith(f"{run_name}/")]
 
 
-async def play(
-    bundle: str, policy: TokenCompleter, *, limits: Any = None, hooks: Any = None, **settings: Any
-) -> Played:
-    """Play the first task of the dataset to its end."""
+async def play(bundle: str, policy: TokenCompleter, *, runner: Any = None, **settings: Any) -> Played:
+    """Play the first task of the dataset to its end; `runner` is what the cookbook's rollout runner is given."""
     builder = await group(bundle, **settings)
     [env] = await builder.make_envs()
     try:
-        rollout = asyncio.create_task(run_rollout(policy, env, limits=limits, hooks=hooks))
-        played = Played(await rollout, env)
-        await builder.compute_group_rewards([played.trajectory], [env])
+        rollout = asyncio.create_task(run_rollout(policy, env, **(runner or {})))
+        trajectory = await rollout
+        [late] = await builder.compute_group_rewards([trajectory], [env])
     finally:
         await builder.cleanup()
-    return played
+    return Played(trajectory, env, late)

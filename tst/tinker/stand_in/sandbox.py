@@ -49,9 +49,9 @@ class InProcessSandbox(Sandbox):
 class EnvSandbox(InProcessSandbox):
     def __init__(self, name: str, port: int) -> None:
         super().__init__(port)
-        handler = SERVERS[name]()
-        handler.sandbox = self
-        app = handler.create_app().streamable_http_app()
+        self.server = SERVERS[name]()
+        self.server.sandbox = self
+        app = self.server.create_app().streamable_http_app()
         self._server = uvicorn.Server(
             uvicorn.Config(app, host="127.0.0.1", port=0, log_level="critical", timeout_graceful_shutdown=1)
         )

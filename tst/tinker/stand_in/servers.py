@@ -37,6 +37,7 @@ class Desk(AgentEnvEnvironment):
         self._notes: list[str] = []
         self._score: float | None = None
         self._calls: list[dict[str, Any]] = []
+        self.busy = False
 
     @extension(SCORE_URI, description="Set the score that the verifier finds.")
     def preset(self, score: float) -> None:
@@ -67,6 +68,7 @@ class Desk(AgentEnvEnvironment):
     @tool(structured_output=False)
     async def slow(self, seconds: float, then: str = "done") -> str:
         """Answer late."""
+        self.busy = True
         await anyio.sleep(seconds)
         self._notes.append(then)
         return then
