@@ -69,8 +69,8 @@ def test_no_service_is_privileged_and_each_has_the_fewest_capabilities() -> None
     assert {name: (service.get("cap_drop"), service.get("cap_add")) for name, service in configured.items()} == {
         "loopback": (["ALL"], None),
         "sandboxes": (None, ["SYS_ADMIN", "NET_ADMIN"]),
-        "tinker": (["ALL"], ["SETUID", "SETGID"]),
-        "trainer": (["ALL"], ["SETUID", "SETGID"]),
+        "tinker": (["ALL"], ["SETUID", "SETGID", "KILL"]),
+        "trainer": (["ALL"], ["SETUID", "SETGID", "KILL"]),
     }
 
 
