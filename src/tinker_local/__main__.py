@@ -64,11 +64,12 @@ def _serve(options: argparse.Namespace) -> None:
         raise StartupError(f"the key in {KEY_VARIABLE} must start with 'tml-': clients refuse to send any other")
     # Torch takes seconds to import; the faults above are told at once.
     from tinker_local import server
-    from tinker_local.start import open_service
 
-    logging.getLogger("transformers").setLevel(logging.ERROR)
     bound = server.bind(options.host, options.port)
     with bound:
+        from tinker_local.start import open_service
+
+        logging.getLogger("transformers").setLevel(logging.ERROR)
         service = open_service(options.model, options.data or default_data_folder(), key=key, progress=_progress)
 
         def announce() -> None:

@@ -15,6 +15,7 @@ from tinker_local.operations import (
     Result,
     SampleOutput,
     Saved,
+    SparseLayout,
     StepTaken,
     TopLogprobs,
     TrainingOutput,
@@ -123,7 +124,7 @@ def _sample_output(result: SampleOutput) -> pb.SampleResponse:
     if result.prompt_top is not None:
         _fill_top(message.topk_prompt_logprobs, result.prompt_top)
     if result.target_logprobs is not None:
-        _fill_tensor(message.target_prompt_logprobs, result.target_logprobs)
+        _fill_tensor(message.target_prompt_logprobs, result.target_logprobs, result.target_layout)
     if result.alternatives is not None:
         _fill_tensor(message.prompt_alt_tokens.tokens, result.alternatives[0])
         _fill_tensor(message.prompt_alt_tokens.logprobs, result.alternatives[1])
@@ -136,8 +137,14 @@ def _fill_top(message: pb.TopkLogprobs, top: TopLogprobs) -> None:
     message.logprobs = top.logprobs.astype(np.float32).tobytes()
 
 
-def _fill_tensor(message: pb.Tensor, values: Array) -> None:
+def _fill_tensor(message: pb.Tensor, values: Array, layout: SparseLayout | None = None) -> None:
     whole = values.dtype.kind == "i"
     message.dtype = pb.DTYPE_INT32 if whole else pb.DTYPE_FLOAT32
-    message.dense = values.astype(np.int32 if whole else np.float32).tobytes()
     message.shape.extend(values.shape)
+    listed = (values if layout is None else values[layout.cells()]).astype(np.int32 if whole else np.float32).tobytes()
+    if layout is None:
+        message.dense = listed
+        return
+    message.sparse_csr.values = listed
+    message.sparse_csr.crow_indices = layout.rows.tobytes()
+    message.sparse_csr.col_indices = layout.columns.tobytes()

@@ -56,6 +56,19 @@ def dro(logprobs: torch.Tensor, inputs: Inputs, config: Config) -> torch.Tensor:
     return -(logprobs * inputs["advantages"] - 0.5 * config["beta"] * distance**2).sum()
 
 
+def gspo(logprobs: torch.Tensor, inputs: Inputs, config: Config) -> torch.Tensor:
+    """-sum(min(s * A, clip(s) * A)): as ppo, but every token has the sequence's ratio s and its own gradient.
+
+    s is the geometric mean of the token ratios where sequence_ratio_mask is not zero.
+    """
+    inside = inputs["sequence_ratio_mask"] != 0
+    if not inside.any():
+        raise InvalidRequestError("loss_fn 'gspo' needs a sequence_ratio_mask that marks at least one token")
+    mean = (logprobs.detach() - inputs["logprobs"])[inside].mean()
+    ratio, advantages = torch.exp(mean + logprobs - logprobs.detach()), inputs["advantages"]
+    return -torch.minimum(ratio * advantages, _clip(ratio, inputs, config) * advantages).sum()
+
+
 def _ratio(logprobs: torch.Tensor, inputs: Inputs) -> torch.Tensor:
     return torch.exp(logprobs - inputs["logprobs"])
 
@@ -74,6 +87,7 @@ LOSSES: Mapping[str, Loss] = {
     "importance_sampling": Loss(importance_sampling, _POLICY_INPUTS, "advantages", {}),
     "ppo": Loss(ppo, _POLICY_INPUTS, "advantages", _CLIP, optional=tuple(_CLIP)),
     "cispo": Loss(cispo, _POLICY_INPUTS, "advantages", _CLIP, optional=tuple(_CLIP)),
+    "gspo": Loss(gspo, (*_POLICY_INPUTS, "sequence_ratio_mask"), "advantages", _CLIP, optional=tuple(_CLIP)),
     "dro": Loss(dro, _POLICY_INPUTS, None, {"beta": 0.05}),
 }
 

@@ -15,6 +15,18 @@ Array = npt.NDArray[Any]
 
 
 @dataclass(frozen=True)
+class SparseLayout:
+    """Which cells of a matrix a sparse CSR tensor lists: compressed row pointers and column indices."""
+
+    rows: Ints
+    columns: Ints
+
+    def cells(self) -> tuple[Ints, Ints]:
+        """Return the row and the column of each listed cell."""
+        return np.repeat(np.arange(len(self.rows) - 1), np.diff(self.rows)), self.columns
+
+
+@dataclass(frozen=True)
 class LoraSpec:
     """An adapter to train."""
 
@@ -133,6 +145,7 @@ class Sample:
     topk_prompt: int = 0
     topk_sample: int = 0
     target_tokens: Ints | None = None  # [len(prompt) - 1, K], -1 where nothing is asked
+    target_layout: SparseLayout | None = None  # where target_tokens came as a sparse tensor
     alternatives: int = 0
 
 
@@ -212,6 +225,7 @@ class SampleOutput:
     prompt_logprobs: Floats | None = None  # [len(prompt)], NaN where not computed
     prompt_top: TopLogprobs | None = None
     target_logprobs: Floats | None = None  # the shape of Sample.target_tokens, 0 where nothing was asked
+    target_layout: SparseLayout | None = None  # Sample.target_layout
     alternatives: tuple[Ints, Floats] | None = None  # [len(prompt) - 1, K] token ids and logprobs
 
 

@@ -327,4 +327,12 @@ def _sequence(running: _Running, *, stopped: bool) -> Sequence:
 def _output(job: _Job) -> SampleOutput:
     sequences = tuple(job.sequences[index] for index in range(job.request.num_samples))
     scores = job.scores or scoring.PromptScores(None, None, None, None)
-    return SampleOutput(sequences, job.cached_tokens, scores.logprobs, scores.top, scores.targets, scores.alternatives)
+    return SampleOutput(
+        sequences,
+        job.cached_tokens,
+        scores.logprobs,
+        scores.top,
+        scores.targets,
+        job.request.target_layout,
+        scores.alternatives,
+    )

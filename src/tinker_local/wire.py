@@ -9,7 +9,7 @@ import numpy as np
 from google.protobuf.message import DecodeError
 from tinker.proto import tinker_public_pb2 as pb
 
-from tinker_local.errors import InvalidRequestError, NotServedError
+from tinker_local.errors import InvalidRequestError
 from tinker_local.operations import (
     Array,
     Datum,
@@ -19,6 +19,7 @@ from tinker_local.operations import (
     OptimStep,
     Sample,
     SamplingParams,
+    SparseLayout,
 )
 
 Json = Mapping[str, Any]
@@ -154,7 +155,7 @@ def _datum_from_proto(datum: Any, where: str) -> Datum:
     pieces = []
     for chunk in datum.model_input:
         if chunk.WhichOneof("chunk") != "encoded_text":
-            raise NotServedError(f"{where}: this service takes text tokens only, not {chunk.WhichOneof('chunk')}")
+            raise InvalidRequestError(f"{where}: this service takes text tokens only, not {chunk.WhichOneof('chunk')}")
         pieces.append(_buffer(chunk.encoded_text.tokens, np.dtype(np.int32), f"{where}: model_input"))
     inputs = {key: _tensor_from_proto(tensor, f"{where}: {key}") for key, tensor in datum.loss_fn_inputs.items()}
     return Datum(_join(pieces), inputs)
@@ -195,7 +196,7 @@ def model_input(body: Json, where: str) -> Ints:
     for chunk in take(body, "chunks", list):
         if not isinstance(chunk, dict) or chunk.get("type", "encoded_text") != "encoded_text":
             kind = chunk.get("type") if isinstance(chunk, dict) else chunk
-            raise NotServedError(f"{where}: this service takes text tokens only, not {kind!r}")
+            raise InvalidRequestError(f"{where}: this service takes text tokens only, not {kind!r}")
         tokens = take(chunk, "tokens", list)
         pieces.append(_numbers(tokens, np.dtype(np.int64), f"{where}: tokens"))
     return _join(pieces)
@@ -244,7 +245,7 @@ def _dense(values: Array, rows: Ints, columns: Ints, shape: list[int], pad: int,
     if not fits:
         raise InvalidRequestError(f"{where} is no valid sparse tensor of shape {shape}")
     dense = np.full(shape, pad, dtype=values.dtype)
-    dense[np.repeat(np.arange(shape[0]), np.diff(rows)), columns] = values
+    dense[SparseLayout(rows, columns).cells()] = values
     return dense
 
 
@@ -265,8 +266,17 @@ def sample(body: Json, sampler_id: str) -> Sample:
         topk_prompt=take(body, "topk_prompt_logprobs", int, 0),
         topk_sample=take(body, "topk_sample_logprobs", int, 0),
         target_tokens=None if targets is None else tensor(targets, "target_prompt_logprobs", pad=-1),
+        target_layout=_layout(targets),
         alternatives=take(body, "prompt_alt_tokens_k", int, 0),
     )
+
+
+def _layout(body: Any) -> SparseLayout | None:
+    """Return which cells a tensor lists, if it is sparse; `tensor` has checked that they fit."""
+    if not isinstance(body, dict) or body.get("sparse_crow_indices") is None:
+        return None
+    rows, columns = (np.array(body[f"sparse_{part}_indices"], dtype=np.int64) for part in ("crow", "col"))
+    return SparseLayout(rows, columns)
 
 
 def _sampling_params(body: Json) -> SamplingParams:
