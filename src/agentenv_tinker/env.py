@@ -60,7 +60,7 @@ class RolloutRules:
     parse_error_policy: ParseErrorPolicy | None = None
     """How unparsed calls are answered; None ends the rollout at the first."""
     termination_policy: TerminationRewardPolicy | None = None
-    """Its `grader_timeout_seconds` bounds the wait for an episode's scores."""
+    """Its `grader_timeout_seconds` bounds the wait after each turn, the last of which brings the episode's scores."""
 
 
 @dataclass
@@ -131,6 +131,8 @@ class EpisodeEnv(MessageEnv):
         allowed = self._allowed(calls)
         await self.run.record(recorded_message(message, allowed), model=self.model_name)
         self._answered(result, allowed, await self.run.act(allowed, in_order=self.rules.tool_execution == "sequential"))
+        if calls and self._out_of_messages():
+            result.metrics["max_turns"] = 1.0
         if len(allowed) < len(calls):
             result.logs["tool_calls_dropped"] = (
                 f"{len(calls) - len(allowed)} tool call(s) dropped: max_tool_calls={self._max_tool_calls} reached"
@@ -140,7 +142,6 @@ class EpisodeEnv(MessageEnv):
         if not calls:
             return await self._turn_ended(result, text_of(message), types.StopReason.COMPLETED)
         if self._out_of_messages():
-            result.metrics["max_turns"] = 1.0
             return await self._turn_ended(result, None, types.StopReason.MAX_TURNS)
         return result
 
@@ -165,7 +166,7 @@ class EpisodeEnv(MessageEnv):
         self, result: MessageStepResult, reply: str | None, reason: types.StopReason
     ) -> MessageStepResult:
         """Hand the turn back, and go on with the next one, or score the episode after the last."""
-        turn = await self.run.end_turn(reply)
+        turn = await self.run.end_turn(reply, within=self._grader_seconds)
         if turn is None:
             return await self._scored(result, reason)
         await self._opened(turn)
@@ -240,10 +241,14 @@ class EpisodeEnv(MessageEnv):
         return {"assistant_content": self._logged(text)}
 
     async def _scores(self, *, cut: bool) -> tuple[float, types.Metrics]:
-        policy = self.rules.termination_policy
-        scores = await self.run.scores(within=policy.grader_timeout_seconds if policy is not None else None)
+        scores = await self.run.scores(within=self._grader_seconds)
         scored = {f"score/{step}": score for step, score in scores.items()}
         return self.reward(scores), {**scored, **self._totals(cut=cut)}
+
+    @property
+    def _grader_seconds(self) -> float | None:
+        policy = self.rules.termination_policy
+        return policy.grader_timeout_seconds if policy is not None else None
 
     def _totals(self, *, cut: bool) -> types.Metrics:
         counts = self._counts

@@ -117,8 +117,11 @@ class EpisodeRun:
             raise failures[0]
         return [answer for answer in answers if isinstance(answer, Answer)]
 
-    async def end_turn(self, reply: str | None) -> OpenTurn | None:
-        """Hand the turn back with `reply`, and return the next turn, or None when the run has no more."""
+    async def end_turn(self, reply: str | None, *, within: float | None = None) -> OpenTurn | None:
+        """Hand the turn back with `reply`, and return the next turn, or None when the run has no more.
+
+        `within`, in seconds, is a tighter deadline than the run's own: after its last turn, a run is scored here.
+        """
         turn = self._open_turn()
 
         async def ended() -> OpenTurn | None:
@@ -126,7 +129,7 @@ class EpisodeRun:
             await turn.end(reply)
             return await self._next_turn()
 
-        return await self._bounded(ended(), self.deadlines.end, "to go on after a turn")
+        return await self._bounded(ended(), self._end_seconds(within), "to go on after a turn")
 
     async def scores(self, *, within: float | None = None) -> dict[str, float]:
         """End what turns are open or still come with no reply, and return the run's scores by step id.
@@ -134,8 +137,7 @@ class EpisodeRun:
         `within`, in seconds, is a tighter deadline than the run's own. Raises EpisodeFailedError where the run
         failed by the framework's own rule, softly failed steps included.
         """
-        seconds = min(self.deadlines.end, within) if within else self.deadlines.end
-        scores = await self._bounded(self._finished(), seconds, "to be scored")
+        scores = await self._bounded(self._finished(), self._end_seconds(within), "to be scored")
         self._ending = asyncio.create_task(self._settle(framework.RunStatus.COMPLETED, None))
         await _to_its_end(self._ending)
         return scores
@@ -143,6 +145,9 @@ class EpisodeRun:
     async def abandon(self, reason: str) -> None:
         """Stop the run, wait for its teardown and give its slot back. Once is enough, and more does no harm."""
         await self._end(framework.RunStatus.CANCELED, reason)
+
+    def _end_seconds(self, within: float | None) -> float:
+        return self.deadlines.end if within is None else min(self.deadlines.end, within)
 
     async def _started(self) -> OpenTurn | None:
         episode = await self.task.spec.start(sandbox=self.sandbox)
