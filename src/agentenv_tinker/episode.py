@@ -180,7 +180,7 @@ class EpisodeRun:
             await self._check_envs()
             await self._turn.end(None)
             await self._next_turn()
-        scores = await self._episode.result()
+        scores = await framework.scores_of(self._episode, self.task.prepared.task)
         status, why = framework.run_status(self._episode)
         if status is not framework.RunStatus.COMPLETED:
             raise EpisodeFailedError(f"a step failed without stopping the run: {why}")

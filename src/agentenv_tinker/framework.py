@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import asyncio
 import copy
+import math
 from collections.abc import Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass
@@ -56,6 +57,7 @@ __all__ = [
     "read_skill",
     "routing",
     "run_status",
+    "scores_of",
     "scoring_steps",
     "skill_names",
 ]
@@ -246,6 +248,21 @@ async def _serves(client: httpx.AsyncClient, url: str | None) -> bool:
         return True
     except httpx.TransportError:
         return False
+
+
+async def scores_of(episode: Episode, task: Task) -> dict[str, float]:
+    """The scores that a run of `task` recorded, by step id, once it has ended. Raises what made the run fail.
+
+    A step of which a criterion scored NaN has NaN: the framework's own average makes a full score of one.
+    """
+    scores = await episode.result()
+    steps = {getattr(step, "verifier_id", None): step.id for step in task.steps}
+    for key, verification in (episode._context.metadata.get("verifications") or {}).items():
+        rows = verification.get("results") or []
+        criteria = [row.get("score") for row in rows if isinstance(row, dict)]
+        if any(isinstance(score, float) and math.isnan(score) for score in criteria):
+            scores[steps.get(key, key)] = math.nan
+    return scores
 
 
 def run_status(episode: Episode, error: BaseException | None = None) -> tuple[RunStatus, str | None]:

@@ -77,7 +77,7 @@ def task(
     for i, prompt in enumerate(prompts):
         steps += (between or {}).get(i, ())
         asked = {"prompt": prompt} if isinstance(prompt, str) else prompt
-        steps.append({"id": f"prompt-{i}", "type": "prompt_agent", **asked})
+        steps.append({"id": f"prompt-{i}", "type": "prompt_agent", "poll_interval_seconds": 0.05, **asked})
     steps += [verifier(step) for step in scores]
     return in_order([*steps, *last])
 
