@@ -164,7 +164,7 @@ async def _teardown(say: Say) -> None:
         "the run ended", seconds=_TEARDOWN_SECONDS, on_progress=lambda count: say(f"tearing down {count} episodes")
     )
     if left:
-        left_up = "docker ps --filter label=agentenv.sandbox shows what is still up"
+        left_up = "`docker ps --filter name=agent-local-` shows what is still up"
         say(f"{left} episodes were not torn down within {_TEARDOWN_SECONDS:g} s; {left_up}")
 
 

@@ -129,17 +129,20 @@ def play(task: str, calls: list[Call]) -> float:
         return asyncio.run(scored())
 
 
-def test_ctrl_c_stops_within_30_seconds_and_leaves_nothing(runs: Path, output: str) -> None:
+def test_ctrl_c_stops_within_30_seconds_and_leaves_nothing(runs: Path) -> None:
     """Interrupted amid its episodes, a run tears them down and ends; its service ends with it."""
     with subprocess.Popen(
         command(runs, "stopped"), env=without_service(), stderr=subprocess.PIPE, text=True, start_new_session=True
     ) as process:
         assert process.stderr is not None
-        sandboxes = wait_for_sandboxes(process)
-        began = time.monotonic()
-        process.send_signal(signal.SIGINT)
-        said = process.stderr.read()
-        process.wait(timeout=60)
+        try:
+            sandboxes = wait_for_sandboxes(process)
+            began = time.monotonic()
+            process.send_signal(signal.SIGINT)
+            said = process.stderr.read()
+            process.wait(timeout=60)
+        finally:
+            process.kill()
 
     assert process.returncode == 130, said
     assert said.splitlines()[-1] == "agentenv-tinker: interrupted"
@@ -161,7 +164,7 @@ def wait_for_sandboxes(process: subprocess.Popen[str]) -> set[str]:
 
 def running_sandboxes() -> set[str]:
     listed = subprocess.run(
-        ["docker", "ps", "-aq", "--filter", "label=agentenv.sandbox"], capture_output=True, text=True, check=True
+        ["docker", "ps", "-aq", "--filter", "name=^agent-local-"], capture_output=True, text=True, check=True
     )
     return set(listed.stdout.split())
 
