@@ -111,7 +111,7 @@ async def test_a_rollout_that_ends_on_its_own_is_not_cut(bundle):
     }
 
 
-@pytest.mark.parametrize("name", [name for name in CUTS if name != "rollout timeout"])
+@pytest.mark.parametrize("name", ["token limit at once", "first prompt over the budget", "the runner's budget"])
 async def test_a_group_larger_than_the_slots_finishes_when_every_rollout_in_it_is_cut(bundle, sandboxes, name):
     """A cut rollout gives its slot to the next before its group is over."""
     _, settings, reward, _ = CUTS[name]

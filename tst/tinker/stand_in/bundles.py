@@ -41,6 +41,10 @@ def write_bundle(
         verifier = root / "artifacts" / f"{name}-score"
         verifier.mkdir(parents=True)
         (verifier / "verify.py").write_text(VERIFIER)
+    helper = root / "agents" / "helper"
+    helper.mkdir(parents=True)
+    (helper / "Dockerfile").write_text("FROM scratch\n")
+    (helper / "a2a_server.py").write_text("")
     (root / "tasks").mkdir()
     for name, steps in tasks.items():
         (root / "tasks" / f"{name}.json").write_text(json.dumps(list(steps)))
@@ -80,6 +84,12 @@ def task(
         steps.append({"id": f"prompt-{i}", "type": "prompt_agent", "poll_interval_seconds": 0.05, **asked})
     steps += [verifier(step) for step in scores]
     return in_order([*steps, *last])
+
+
+def helper_agent(**more: Any) -> Step:
+    """What makes a `deploy_agent` step deploy the helper of agents.py, which writes a note."""
+    env_vars = {"STAND_IN_AGENT": "helper", "LITELLM_BASE_URL": "http://127.0.0.1:9", "LITELLM_API_KEY": "none"}
+    return {"a2a_agent_id": "helper", "env_vars": env_vars, **more}
 
 
 def verifier(id: str, **more: Any) -> Step:
