@@ -21,6 +21,7 @@ from tinker_local.wire import Json, take
 
 MAX_BODY_BYTES = 64 << 20
 _POLL_SECONDS = 25.0  # the SDK gives up on a poll after 45
+_CLONE_SEQ_IDS = 1_000_000_000  # each client of a sampler numbers its requests in a block of this size
 _PROTOBUF = "application/x-protobuf"
 
 Handler = Callable[[Request, Service], Awaitable[Response]]
@@ -48,7 +49,8 @@ async def _healthz(request: Request, service: Service) -> Response:
 
 
 async def _client_config(request: Request, service: Service) -> Response:
-    # Chunks one after the other arrive in the order of their seq_ids, which is the order they must run in.
+    # Chunks one after the other arrive in the order of their seq_ids, which is the order they must run in. A sample that
+    # is asked for by itself is sent again after a restart; one that waits in the batch of retrieve_futures never is.
     return JSONResponse(
         {
             "pjwt_auth_enabled": False,
@@ -300,6 +302,22 @@ async def _retrieve_future(request: Request, service: Service) -> Response:
     return JSONResponse(answers.to_json(outcome))
 
 
+async def _retrieve_futures(request: Request, service: Service) -> Response:
+    """Tell which sample requests of one client of a sampler are through since its last poll."""
+    body = await _json(request)
+    target = take(body, "target", dict)
+    sampler_id, clone = take(target, "sampling_session_id", str), take(target, "cloned_sampler_id", int, 0)
+    since, seconds = take(body, "prev_cursor", int, 0), take(body, "timeout", (int, float), _POLL_SECONDS)
+
+    def wanted(ticket: str) -> bool:
+        prefix, _, number = ticket.rpartition(":")
+        return prefix == sampler_id and number.isdigit() and int(number) // _CLONE_SEQ_IDS == clone
+
+    found = await service.futures.finished_since(since, wanted, seconds=min(max(seconds, 0), _POLL_SECONDS))
+    completions = [{"state": "finished" if ok else "failed", "request_id": ticket} for _, ticket, ok in found]
+    return JSONResponse({"completions": completions, "cursor": max([since, *(number for number, _, _ in found)])})
+
+
 async def _cancel_future(request: Request, service: Service) -> Response:
     service.cancel(take(await _json(request), "request_id", str))
     return Response(status_code=204)
@@ -335,6 +353,7 @@ _HANDLERS: tuple[tuple[str, str, Handler], ...] = (
     ("POST", "/api/v1/join_sampling_session", _join_sampling_session),
     ("POST", "/api/v1/asample", _asample),
     ("POST", "/api/v1/retrieve_future", _retrieve_future),
+    ("POST", "/api/v1/retrieve_futures", _retrieve_futures),
     ("POST", "/api/v1/cancel_future", _cancel_future),
     ("GET", "/local/v1/tokenizer", _tokenizer),
     *rest.HANDLERS,

@@ -1,8 +1,10 @@
 """Results that clients come back for: they ask for a ticket's outcome until there is one."""
 
 import asyncio
+import itertools
 import time
 from collections import OrderedDict
+from collections.abc import Callable
 from dataclasses import dataclass, field
 
 from tinker_local.errors import ServiceError
@@ -19,6 +21,7 @@ class _Future:
     done: asyncio.Event = field(default_factory=asyncio.Event)
     outcome: Outcome | None = None
     finished: float = 0.0
+    number: int = 0  # how many were finished before and with this one
 
 
 class Futures:
@@ -27,6 +30,9 @@ class Futures:
     def __init__(self) -> None:
         self._open: dict[str, _Future] = {}
         self._finished: OrderedDict[str, _Future] = OrderedDict()
+        # Numbers of an earlier start of the service must be smaller: clients hold on to them.
+        self._numbers = itertools.count(time.time_ns() // 1000)
+        self._more = asyncio.Event()  # set, and replaced, whenever a ticket is finished
 
     def __contains__(self, ticket: str) -> bool:
         return ticket in self._open or ticket in self._finished
@@ -45,9 +51,11 @@ class Futures:
         future = self._open.pop(ticket, None)
         if future is None:
             return
-        future.outcome, future.finished = outcome, time.monotonic()
+        future.outcome, future.finished, future.number = outcome, time.monotonic(), next(self._numbers)
         self._finished[ticket] = future
         future.done.set()
+        self._more.set()
+        self._more = asyncio.Event()
         self._forget_old()
 
     def fail_all(self, error: ServiceError) -> None:
@@ -67,6 +75,26 @@ class Futures:
             except TimeoutError:
                 return None
         return future.outcome
+
+    async def finished_since(
+        self, number: int, wanted: Callable[[str], bool], *, seconds: float
+    ) -> list[tuple[int, str, bool]]:
+        """Return number, ticket and success of what was finished after `number`; wait up to `seconds` for any."""
+        deadline = time.monotonic() + seconds
+        while True:
+            more = self._more
+            found = [
+                (future.number, ticket, not isinstance(future.outcome, ServiceError))
+                for ticket, future in self._finished.items()
+                if future.number > number and wanted(ticket)
+            ]
+            left = deadline - time.monotonic()
+            if found or left <= 0:
+                return found
+            try:
+                await asyncio.wait_for(more.wait(), left)
+            except TimeoutError:
+                return []
 
     def _forget_old(self) -> None:
         oldest_kept = time.monotonic() - _KEPT_SECONDS

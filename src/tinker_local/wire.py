@@ -24,7 +24,7 @@ from tinker_local.operations import (
 
 Json = Mapping[str, Any]
 
-_DTYPES = {
+_DTYPES: Mapping[int, np.dtype[Any]] = {
     pb.DTYPE_FLOAT32: np.dtype(np.float32),
     pb.DTYPE_INT64: np.dtype(np.int64),
     pb.DTYPE_INT32: np.dtype(np.int32),

@@ -4,6 +4,7 @@ The operations of one run go in the order they arrived. Runs take turns, and so 
 had less of the thread's time since both had something to do goes next.
 """
 
+import logging
 import queue
 import threading
 import time
@@ -14,6 +15,8 @@ from typing import Protocol
 
 from tinker_local.errors import ServiceError, WorkerDiedError
 from tinker_local.operations import Finished, Result, Sample, Training
+
+_log = logging.getLogger(__name__)
 
 Deliver = Callable[[str, Result | ServiceError], None]
 
@@ -94,8 +97,8 @@ class Worker:
             self.death = WorkerDiedError(
                 f"the service's worker died of {type(error).__name__}: {error}; restart the service"
             )
+            _log.critical("the worker died", exc_info=True)
             self._died(self.death)
-            raise
 
     def _take_in(self) -> None:
         """Sort what has arrived into lines; wait for something if there is nothing to do."""

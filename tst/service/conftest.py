@@ -46,8 +46,8 @@ def client(service: Running) -> Iterator[tinker.ServiceClient]:
 
 
 @pytest.fixture(scope="session")
-def rest(service: Running) -> tinker.RestClient:
-    return tinker.RestClient(base_url=service.url, api_key=KEY)
+def rest(client: tinker.ServiceClient):
+    return client.create_rest_client()
 
 
 @pytest.fixture

@@ -93,8 +93,7 @@ def test_a_killed_service_goes_on_from_its_checkpoints(tmp_path):
     (tmp_path / "drafts" / "half-written").mkdir()
     with command("--data", str(tmp_path)) as (_, url):
         client = tinker.ServiceClient(base_url=url, api_key="tml-test")
-        rest = tinker.RestClient(base_url=url, api_key="tml-test")
-        listed = rest.list_checkpoints(run.model_id).result(timeout=30).checkpoints
+        listed = client.create_rest_client().list_checkpoints(run.model_id).result(timeout=30).checkpoints
         resumed = client.create_training_client_from_state_with_optimizer(state).result(timeout=60)
         again = tinker.SamplingClient(client.holder, sampling_session_id=handle, base_model="tiny")
         assert [entry.tinker_path for entry in listed] == [state, weights]

@@ -166,6 +166,22 @@ def test_an_unknown_future_is_lost_to_training_and_sent_again_by_sampling(servic
         urllib.request.urlopen(request, timeout=20)
 
 
+def test_finished_samples_are_told_in_batches(service, client):
+    """retrieve_futures names what is through, once, and waits for nothing with timeout 0."""
+    sampler = client.create_sampling_client(base_model="tiny").result(timeout=60)
+    target = {"sampling_session_id": sampler._sampling_session_id}
+    body = {"sampling_params": {"max_tokens": 2}, "prompt": {"chunks": [{"tokens": TEXT}]}, "seq_id": 7}
+    asked = post(service.url, "/api/v1/asample", json.dumps({**body, **target}).encode())[1]["request_id"]
+    poll = {"target": target, "prev_cursor": 0}
+    told = post(service.url, "/api/v1/retrieve_futures", json.dumps(poll).encode())[1]
+    later = {**poll, "prev_cursor": told["cursor"], "timeout": 0}
+    assert told["completions"] == [{"state": "finished", "request_id": asked}]
+    assert post(service.url, "/api/v1/retrieve_futures", json.dumps(later).encode())[1] == {
+        "completions": [],
+        "cursor": told["cursor"],
+    }
+
+
 def test_images_are_refused(training):
     """Only text tokens are served."""
     image = types.ImageChunk(data=b"x", format="png", expected_tokens=1)

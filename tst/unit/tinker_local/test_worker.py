@@ -149,7 +149,6 @@ def test_a_cancelled_sample_is_dropped(running):
     assert running.backend.done == ["u0"]
 
 
-@pytest.mark.filterwarnings("ignore::pytest.PytestUnhandledThreadExceptionWarning")
 def test_a_death_is_told_and_nothing_is_taken_in_after_it():
     """What kills the thread reaches whoever watches, and later submissions."""
     running = Running(FakeBackend({"a": SystemError("broken")}))
