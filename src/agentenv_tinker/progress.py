@@ -5,7 +5,7 @@ from __future__ import annotations
 import asyncio
 import contextlib
 import json
-import sys
+import logging
 from collections.abc import AsyncIterator, Callable, Iterator, Mapping
 from pathlib import Path
 from typing import Any
@@ -21,10 +21,13 @@ _EPISODES_SECONDS = 15.0  # at most one line of episodes in this time
 @contextlib.contextmanager
 def quiet_console(log: Path) -> Iterator[None]:
     """Send what libraries write to standard error, log lines and progress bars, to `log` for the block."""
+    root = logging.getLogger()
     with log.open("a", buffering=1) as stream, contextlib.redirect_stderr(stream):
-        yield
-        # handlers made meanwhile write to the log to the end of the process
-        sys.stderr.flush()
+        try:
+            yield
+        finally:
+            for handler in [each for each in root.handlers if getattr(each, "stream", None) is stream]:
+                root.removeHandler(handler)  # it was made meanwhile, and its stream closes here
 
 
 @contextlib.asynccontextmanager

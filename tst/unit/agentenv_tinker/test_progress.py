@@ -2,6 +2,7 @@
 
 import asyncio
 import json
+import logging
 import sys
 from pathlib import Path
 
@@ -54,3 +55,14 @@ def test_library_output_goes_to_the_log(tmp_path: Path, capsys: pytest.CaptureFi
 
     assert (tmp_path / "console.log").read_text() == "noise\n"
     assert capsys.readouterr().err == "signal\n"
+
+
+def test_a_handler_made_meanwhile_does_not_outlive_the_log(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    """A library that logs after the block, as a teardown does, writes nothing to a closed file."""
+    with progress.quiet_console(tmp_path / "console.log"):
+        logging.getLogger().addHandler(logging.StreamHandler())
+        logging.getLogger("library").warning("amid")
+    logging.getLogger("library").warning("after")
+
+    assert (tmp_path / "console.log").read_text() == "amid\n"
+    assert capsys.readouterr().err == ""
