@@ -44,7 +44,7 @@ RUN --mount=type=bind,source=src,target=/build/src \
     --mount=type=bind,source=README.md,target=/build/README.md \
     --mount=type=bind,source=LICENSE,target=/build/LICENSE \
     pip install --no-cache-dir --quiet --root-user-action ignore --no-deps --no-build-isolation --no-index .
-WORKDIR /work
+WORKDIR /
 CMD ["agentenv-tinker", "--help"]
 LABEL org.opencontainers.image.title="agentenv-tinker" \
       org.opencontainers.image.description="Train a language model with Tinker on the tasks of an AgentEnv bundle" \

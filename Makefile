@@ -44,7 +44,7 @@ help: ## List the targets and variables
 
 train: bundle up ## Train a model on BUNDLE: results under runs/
 	@stack/attached --volume '$(BUNDLE_PATH):/bundles/$(notdir $(BUNDLE_PATH)):ro' trainer \
-	  agentenv-tinker train '/bundles/$(notdir $(BUNDLE_PATH))' --runs /runs $(OPTIONS)
+	  agentenv-tinker train 'bundles/$(notdir $(BUNDLE_PATH))' $(OPTIONS)
 
 up: image runs ## Bring the stack up, healthy and idle
 	$(PHASE) up "Bringing the stack up" docker compose up --detach --wait --wait-timeout 600
