@@ -246,12 +246,19 @@ class EpisodeRun:
         What fails as a consequence, such as a call beside the one that failed first, raises the same.
         """
         if self._failure is None:
-            ours = isinstance(error, EpisodeFailedError)
-            step = framework.failed_step(self._episode) if self._episode is not None and not ours else None
             kind = EpisodeTimeoutError if isinstance(error, EpisodeTimeoutError) else EpisodeFailedError
-            self._failure = kind(f"{self._name}: {step or described(error)}")
+            self._failure = kind(f"{self._name}: {self._why(error)}")
         await self._end(framework.RunStatus.FAILED, str(self._failure))
         return self._failure
+
+    def _why(self, error: Exception) -> str:
+        """What made the run fail: ours to say, or the step that failed, or the sandbox that is gone."""
+        if self._episode is not None and not isinstance(error, EpisodeFailedError):
+            if step := framework.failed_step(self._episode):
+                return step
+            if framework.is_lost_agent(error):
+                return f"the sandbox of agent {self.task.agent!r} died: {described(error)}"
+        return described(error)
 
     async def _end(self, status: framework.RunStatus, why: str) -> None:
         self._over = True

@@ -52,6 +52,7 @@ __all__ = [
     "failed_step",
     "file_run",
     "file_run_end",
+    "is_lost_agent",
     "prepare",
     "prompted_agents",
     "read_skill",
@@ -224,6 +225,11 @@ async def call_tool(tools: TurnTools, name: str, arguments: dict[str, Any], *, s
 
 def _text_result(text: str, *, is_error: bool) -> ToolResult:
     return ToolResult(content=[{"type": "text", "text": text}], isError=is_error)
+
+
+def is_lost_agent(error: BaseException) -> bool:
+    """Whether `error` is of the way to the played agent's proxy: where it has a sandbox, that one died."""
+    return isinstance(error, httpx.TransportError)
 
 
 async def dead_envs(episode: Episode) -> list[str]:
