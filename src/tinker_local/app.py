@@ -49,8 +49,8 @@ async def _healthz(request: Request, service: Service) -> Response:
 
 
 async def _client_config(request: Request, service: Service) -> Response:
-    # Chunks one after the other arrive in the order of their seq_ids, which is the order they must run in. A sample that
-    # is asked for by itself is sent again after a restart; one that waits in the batch of retrieve_futures never is.
+    # Chunks one after the other arrive in the order of their seq_ids, which is the order they must run in. A sample
+    # that is asked for by itself is sent again after a restart; in a batch of futures it would wait for ever.
     return JSONResponse(
         {
             "pjwt_auth_enabled": False,

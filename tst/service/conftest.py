@@ -3,6 +3,7 @@
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 from pathlib import Path
+from typing import Any
 
 import pytest
 import tinker
@@ -22,13 +23,10 @@ class Running:
     data: Path
 
 
-def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
+def pytest_configure(config: pytest.Config) -> None:
     """Let pass what the SDK warns of: names that the cookbook still calls, and sockets that it never closes."""
-    for item in items:
-        if Path(__file__).parent in item.path.parents:
-            item.add_marker(pytest.mark.filterwarnings("ignore::FutureWarning"))
-            item.add_marker(pytest.mark.filterwarnings("ignore::ResourceWarning"))
-            item.add_marker(pytest.mark.filterwarnings("ignore::pytest.PytestUnraisableExceptionWarning"))
+    for warning in ("FutureWarning", "ResourceWarning", "pytest.PytestUnraisableExceptionWarning"):
+        config.addinivalue_line("filterwarnings", f"ignore::{warning}")
 
 
 @pytest.fixture(scope="session")
@@ -50,9 +48,15 @@ def rest(client: tinker.ServiceClient):
     return client.create_rest_client()
 
 
+@pytest.fixture(scope="session")
+def ready() -> Callable[[Any], Any]:
+    """Wait for a client that is being made: newer SDKs answer with its future, older ones with the client."""
+    return lambda made: made.result(timeout=60) if hasattr(made, "result") else made
+
+
 @pytest.fixture
-def training(client: tinker.ServiceClient) -> tinker.TrainingClient:
-    return client.create_lora_training_client("tiny", rank=4, seed=7).result(timeout=60)
+def training(client: tinker.ServiceClient, ready: Callable[[Any], Any]) -> tinker.TrainingClient:
+    return ready(client.create_lora_training_client("tiny", rank=4, seed=7))
 
 
 @pytest.fixture

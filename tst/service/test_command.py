@@ -50,11 +50,11 @@ def refusal(*arguments: str, **environment: str) -> tuple[int, str, str]:
 
 
 @pytest.mark.parametrize("number", [signal.SIGTERM, signal.SIGINT])
-def test_a_signal_stops_it_cleanly(tmp_path, number):
+def test_a_signal_stops_it_cleanly(tmp_path, number, ready):
     """SIGTERM and SIGINT end it with exit code 0, while a client waits for an answer too."""
     with command("--data", str(tmp_path)) as (process, url):
         client = tinker.ServiceClient(base_url=url, api_key="tml-test")
-        sampler = client.create_sampling_client(base_model="tiny").result(timeout=60)
+        sampler = ready(client.create_sampling_client(base_model="tiny"))
         sampler.sample(types.ModelInput.from_ints(TEXT), 64, types.SamplingParams(max_tokens=4000, stop=[]))
         process.send_signal(number)
         assert process.wait(timeout=15) == 0
@@ -68,7 +68,7 @@ def test_the_end_of_its_input_stops_it(tmp_path):
         process.stdin = None
 
 
-def test_a_killed_service_goes_on_from_its_checkpoints(tmp_path):
+def test_a_killed_service_goes_on_from_its_checkpoints(tmp_path, ready):
     """After a kill in the middle of training, runs, checkpoints and samplers are there, and a resumed run goes on."""
     data = [
         types.Datum(
@@ -79,13 +79,13 @@ def test_a_killed_service_goes_on_from_its_checkpoints(tmp_path):
     step = types.AdamParams(learning_rate=1e-2)
     with command("--data", str(tmp_path)) as (process, url):
         client = tinker.ServiceClient(base_url=url, api_key="tml-test")
-        run = client.create_lora_training_client("tiny", rank=2, seed=1).result(timeout=60)
+        run = ready(client.create_lora_training_client("tiny", rank=2, seed=1))
         run.forward_backward(data, "cross_entropy").result(timeout=60)
         run.optim_step(step).result(timeout=60)
         state = run.save_state("kept").result(timeout=60).path
         weights = run.save_weights_for_sampler("kept").result(timeout=60).path
         expected = run.forward_backward(data, "cross_entropy").result(timeout=60).metrics
-        sampler = client.create_sampling_client(model_path=weights).result(timeout=60)
+        sampler = ready(client.create_sampling_client(model_path=weights))
         handle = sampler._sampling_session_id
         before = sampler.compute_logprobs(types.ModelInput.from_ints(TEXT)).result(timeout=60)
         run.forward_backward(data * 500, "cross_entropy")
@@ -94,7 +94,7 @@ def test_a_killed_service_goes_on_from_its_checkpoints(tmp_path):
     with command("--data", str(tmp_path)) as (_, url):
         client = tinker.ServiceClient(base_url=url, api_key="tml-test")
         listed = client.create_rest_client().list_checkpoints(run.model_id).result(timeout=30).checkpoints
-        resumed = client.create_training_client_from_state_with_optimizer(state).result(timeout=60)
+        resumed = ready(client.create_training_client_from_state_with_optimizer(state))
         again = tinker.SamplingClient(client.holder, sampling_session_id=handle, base_model="tiny")
         assert [entry.tinker_path for entry in listed] == [state, weights]
         assert resumed.forward(data, "cross_entropy").result(timeout=60).metrics == pytest.approx(expected, abs=1e-6)
@@ -104,11 +104,11 @@ def test_a_killed_service_goes_on_from_its_checkpoints(tmp_path):
         assert list((tmp_path / "drafts").glob("half*")) == []
 
 
-def test_a_run_that_was_lost_names_its_last_checkpoint(tmp_path):
+def test_a_run_that_was_lost_names_its_last_checkpoint(tmp_path, ready):
     """A client that goes on with a run of before the restart is told where to resume."""
     with command("--data", str(tmp_path)) as (_, url):
         client = tinker.ServiceClient(base_url=url, api_key="tml-test")
-        run = client.create_lora_training_client("tiny", rank=2).result(timeout=60)
+        run = ready(client.create_lora_training_client("tiny", rank=2))
         state = run.save_state("kept").result(timeout=60).path
     with command("--data", str(tmp_path)) as (_, url):
         client = tinker.ServiceClient(base_url=url, api_key="tml-test")
@@ -156,7 +156,7 @@ def test_beyond_loopback_it_wants_a_key(tmp_path):
     assert (code, out, err) == (2, "", f"tinker_local: {expected}\n")
 
 
-def test_folder_of_a_model_is_served_under_its_path(tmp_path: Path):
+def test_folder_of_a_model_is_served_under_its_path(tmp_path: Path, ready):
     """A Hugging Face folder is served, and the run can be named by that path."""
     from tinker_local import weights
 
@@ -172,7 +172,7 @@ def test_folder_of_a_model_is_served_under_its_path(tmp_path: Path):
     try:
         url = process.stdout.readline().split()[-1]
         client = tinker.ServiceClient(base_url=url, api_key="tml-test")
-        run = client.create_lora_training_client(str(folder), rank=2).result(timeout=60)
+        run = ready(client.create_lora_training_client(str(folder), rank=2))
         assert run.get_info().model_data.model_name == str(folder)
     finally:
         process.kill()

@@ -46,11 +46,11 @@ def test_a_datum_that_does_not_fit_is_named(training, datum, inputs, loss, sente
 
 
 @pytest.mark.parametrize("token", [265, -1], ids=["beyond", "negative"])
-def test_ids_outside_the_vocabulary_are_named(training, datum, client, sample, token):
+def test_ids_outside_the_vocabulary_are_named(training, datum, client, sample, token, ready):
     """Neither training nor sampling takes an id that is no token."""
     with pytest.raises(tinker.RequestFailedError, match=f"holds the id {token}: 'tiny' has ids 0 to 264"):
         training.forward([datum([token, 1])], "cross_entropy").result(timeout=60)
-    base = client.create_sampling_client(base_model="tiny").result(timeout=60)
+    base = ready(client.create_sampling_client(base_model="tiny"))
     with pytest.raises(tinker.RequestFailedError, match="the prompt holds an id outside 0 to 264"):
         sample(base, [token])
 
@@ -72,36 +72,36 @@ def test_an_unknown_option_of_a_loss_is_named(training, datum):
     ],
     ids=["context", "tokens", "temperature", "top_p"],
 )
-def test_sampling_parameters_out_of_range_are_named(client, sample, params, sentence):
+def test_sampling_parameters_out_of_range_are_named(client, sample, params, sentence, ready):
     """The sample fails with the parameter's value and its range."""
-    base = client.create_sampling_client(base_model="tiny").result(timeout=60)
+    base = ready(client.create_sampling_client(base_model="tiny"))
     with pytest.raises(tinker.RequestFailedError, match=sentence):
         sample(base, TEXT, **params)
 
 
-def test_an_unknown_model_is_named(client):
+def test_an_unknown_model_is_named(client, ready):
     """Neither training nor sampling starts on a model that is not served."""
     with pytest.raises(tinker.NotFoundError, match="unknown model 'gpt': this service serves 'tiny'"):
-        client.create_lora_training_client("gpt").result(timeout=60)
+        ready(client.create_lora_training_client("gpt"))
     with pytest.raises(tinker.NotFoundError, match="unknown model 'gpt': this service serves 'tiny'"):
-        client.create_sampling_client(base_model="gpt").result(timeout=60)
+        ready(client.create_sampling_client(base_model="gpt"))
 
 
-def test_kinds_of_checkpoints_are_not_mixed_up(client, training):
+def test_kinds_of_checkpoints_are_not_mixed_up(client, training, ready):
     """Training state can't be sampled from, sampler weights can't be trained on."""
     state = training.save_state("a").result(timeout=60).path
     sampler = training.save_weights_for_sampler("a").result(timeout=60).path
     with pytest.raises(tinker.BadRequestError, match="is a training checkpoint"):
-        client.create_sampling_client(model_path=state).result(timeout=60)
+        ready(client.create_sampling_client(model_path=state))
     with pytest.raises(tinker.RequestFailedError, match="holds weights for sampling only"):
-        client.create_training_client_from_state(sampler).result(timeout=60)
+        ready(client.create_training_client_from_state(sampler))
 
 
 @pytest.mark.parametrize("path", ["tinker://x", "tinker://a/b/c", "tinker://../weights/x"])
-def test_a_path_that_is_none_is_refused(client, path):
+def test_a_path_that_is_none_is_refused(client, path, ready):
     """A malformed or escaping path is an error of its own, not a missing file."""
     with pytest.raises((tinker.BadRequestError, tinker.NotFoundError), match=r"no checkpoint path|nothing called"):
-        client.create_training_client_from_state(path).result(timeout=60)
+        ready(client.create_training_client_from_state(path))
 
 
 @pytest.mark.parametrize("name", ["../x", "a/b", "", " "])
@@ -166,9 +166,9 @@ def test_an_unknown_future_is_lost_to_training_and_sent_again_by_sampling(servic
         urllib.request.urlopen(request, timeout=20)
 
 
-def test_finished_samples_are_told_in_batches(service, client):
+def test_finished_samples_are_told_in_batches(service, client, ready):
     """retrieve_futures names what is through, once, and waits for nothing with timeout 0."""
-    sampler = client.create_sampling_client(base_model="tiny").result(timeout=60)
+    sampler = ready(client.create_sampling_client(base_model="tiny"))
     target = {"sampling_session_id": sampler._sampling_session_id}
     body = {"sampling_params": {"max_tokens": 2}, "prompt": {"chunks": [{"tokens": TEXT}]}, "seq_id": 7}
     asked = post(service.url, "/api/v1/asample", json.dumps({**body, **target}).encode())[1]["request_id"]

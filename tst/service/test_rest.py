@@ -35,9 +35,9 @@ def test_a_run_tells_its_model_and_last_checkpoints(rest, saved):
     assert (run.last_checkpoint.tinker_path, run.last_sampler_checkpoint.tinker_path) == (state, sampler)
 
 
-def test_runs_are_listed_newest_first_in_pages(rest, client):
+def test_runs_are_listed_newest_first_in_pages(rest, client, ready):
     """Pages of one run each give the newest runs in order."""
-    first, second = (client.create_lora_training_client("tiny", rank=1).result(timeout=60) for _ in range(2))
+    first, second = (ready(client.create_lora_training_client("tiny", rank=1)) for _ in range(2))
     pages = [rest.list_training_runs(limit=1, offset=offset).result(timeout=30) for offset in (0, 1)]
     assert [page.training_runs[0].training_run_id for page in pages] == [second.model_id, first.model_id]
     assert pages[0].cursor.total_count >= 2
@@ -61,14 +61,14 @@ def test_all_checkpoints_are_listed_newest_first(rest, saved):
     assert [entry.tinker_path for entry in listed] == [saved[2], saved[1]]
 
 
-def test_a_deleted_checkpoint_is_gone(rest, client, saved):
+def test_a_deleted_checkpoint_is_gone(rest, client, saved, ready):
     """After deletion a checkpoint is neither listed nor loaded."""
     training, state, sampler = saved
     rest.delete_checkpoint_from_tinker_path(state).result(timeout=30)
     left = rest.list_checkpoints(training.model_id).result(timeout=30).checkpoints
     assert [entry.tinker_path for entry in left] == [sampler]
     with pytest.raises(tinker.NotFoundError, match="state-1"):
-        client.create_training_client_from_state(state).result(timeout=60)
+        ready(client.create_training_client_from_state(state))
 
 
 def test_a_checkpoint_can_be_given_an_end(rest, saved):
@@ -96,18 +96,18 @@ def test_an_archive_is_an_adapter_that_plain_peft_loads(service, saved, datum, t
     assert output.loss_fn_outputs[0]["logprobs"].tolist() == pytest.approx(expected, abs=1e-4)
 
 
-def test_a_sampler_tells_what_it_samples(rest, client, saved):
+def test_a_sampler_tells_what_it_samples(rest, client, saved, ready):
     """A sampler's record names its model and its checkpoint."""
-    sampler = client.create_sampling_client(model_path=saved[2]).result(timeout=60)
+    sampler = ready(client.create_sampling_client(model_path=saved[2]))
     found = rest.get_sampler(sampler._sampling_session_id).result(timeout=30)
     assert (found.base_model, found.model_path) == ("tiny", saved[2])
 
 
-def test_a_session_lists_its_runs_and_samplers(service, rest):
+def test_a_session_lists_its_runs_and_samplers(service, rest, ready):
     """A session's record has its name, metadata, runs and samplers."""
     client = tinker.ServiceClient({"who": "me"}, display_name="mine", base_url=service.url, api_key="tml-test")
-    run = client.create_lora_training_client("tiny", rank=1).result(timeout=60)
-    sampler = client.create_sampling_client(base_model="tiny").result(timeout=60)
+    run = ready(client.create_lora_training_client("tiny", rank=1))
+    sampler = ready(client.create_sampling_client(base_model="tiny"))
     session_id = client.holder.get_session_id()
     session = rest.get_session(session_id).result(timeout=30)
     client.close("success").result(timeout=30)
@@ -129,15 +129,15 @@ def test_a_finished_session_takes_nothing_more(service):
         urllib.request.urlopen(request)
 
 
-def test_a_resumed_run_goes_on_exactly(client, training, datum):
+def test_a_resumed_run_goes_on_exactly(client, training, datum, ready):
     """Weights and optimizer state come back to the last bit that a loss shows."""
     step = types.AdamParams(learning_rate=1e-2)
     for _ in range(3):
         training.forward_backward([datum(TEXT)], "cross_entropy").result(timeout=60)
         training.optim_step(step).result(timeout=60)
     path = training.save_state("middle").result(timeout=60).path
-    resumed = client.create_training_client_from_state_with_optimizer(path).result(timeout=60)
-    weights_only = client.create_training_client_from_state(path).result(timeout=60)
+    resumed = ready(client.create_training_client_from_state_with_optimizer(path))
+    weights_only = ready(client.create_training_client_from_state(path))
     losses = []
     for run in (training, resumed, weights_only):
         found = []

@@ -11,8 +11,8 @@ PROMPT = [72, 101, 108, 108, 111]
 
 
 @pytest.fixture
-def base(client):
-    return client.create_sampling_client(base_model="tiny").result(timeout=60)
+def base(client, ready):
+    return ready(client.create_sampling_client(base_model="tiny"))
 
 
 def test_a_seed_fixes_the_samples(base, sample):
@@ -159,9 +159,9 @@ def test_every_sample_has_its_own_id(base, sample):
     assert len({sequence.sequence_id for response in responses for sequence in response.sequences}) == 6
 
 
-def test_a_sampler_keeps_its_weights_while_training_goes_on(training):
+def test_a_sampler_keeps_its_weights_while_training_goes_on(training, ready):
     """A saved sampler answers with the weights of its save, not with later ones."""
-    sampler = training.save_weights_and_get_sampling_client().result(timeout=60)
+    sampler = ready(training.save_weights_and_get_sampling_client())
     before = sampler.compute_logprobs(types.ModelInput.from_ints(PROMPT)).result(timeout=60)
     data = types.Datum(
         model_input=types.ModelInput.from_ints(PROMPT[:-1]),
@@ -169,6 +169,6 @@ def test_a_sampler_keeps_its_weights_while_training_goes_on(training):
     )
     training.forward_backward([data], "cross_entropy").result(timeout=60)
     training.optim_step(types.AdamParams(learning_rate=0.05)).result(timeout=60)
-    later = training.save_weights_and_get_sampling_client().result(timeout=60)
+    later = ready(training.save_weights_and_get_sampling_client())
     assert sampler.compute_logprobs(types.ModelInput.from_ints(PROMPT)).result(timeout=60) == before
     assert later.compute_logprobs(types.ModelInput.from_ints(PROMPT)).result(timeout=60) != before

@@ -34,19 +34,19 @@ def test_loss_is_the_weighted_sum_of_target_logprobs(training, datum):
     assert output.metrics["loss:sum"] == pytest.approx(-2 * np.dot(weights, found[0]), rel=1e-5)
 
 
-def test_first_pass_gives_the_base_models_logprobs(training, client, datum):
+def test_first_pass_gives_the_base_models_logprobs(training, client, datum, ready):
     """A fresh adapter changes nothing: B is zero."""
-    base = client.create_sampling_client(base_model="tiny").result(timeout=60)
+    base = ready(client.create_sampling_client(base_model="tiny"))
     expected = base.compute_logprobs(types.ModelInput.from_ints(TEXT)).result(timeout=60)
     output = training.forward([datum(TEXT)], "cross_entropy").result(timeout=60)
     assert logprobs(output)[0] == pytest.approx(expected[1:], abs=1e-5)
 
 
-def test_gradients_add_up_until_the_step(client, datum):
+def test_gradients_add_up_until_the_step(client, datum, ready):
     """Two passes of one datum and a step equal one pass of two and a step."""
     results = []
     for batches in ([[datum(TEXT)], [datum(TEXT[3:])]], [[datum(TEXT), datum(TEXT[3:])]]):
-        run = client.create_lora_training_client("tiny", rank=4, seed=3).result(timeout=60)
+        run = ready(client.create_lora_training_client("tiny", rank=4, seed=3))
         for batch in batches:
             run.forward_backward(batch, "cross_entropy").result(timeout=60)
         run.optim_step(types.AdamParams(learning_rate=1e-2)).result(timeout=60)
@@ -63,9 +63,9 @@ def test_forward_leaves_no_gradient(training, datum):
     assert logprobs(after) == logprobs(before)
 
 
-def test_same_seed_gives_the_same_run(client, datum):
+def test_same_seed_gives_the_same_run(client, datum, ready):
     """The adapter's start depends on the seed alone."""
-    runs = [client.create_lora_training_client("tiny", rank=4, seed=seed).result(timeout=60) for seed in (1, 1, 2)]
+    runs = [ready(client.create_lora_training_client("tiny", rank=4, seed=seed)) for seed in (1, 1, 2)]
     found = []
     for run in runs:
         run.forward_backward([datum(TEXT)], "cross_entropy").result(timeout=60)
@@ -75,10 +75,10 @@ def test_same_seed_gives_the_same_run(client, datum):
 
 
 @pytest.mark.parametrize("part", ["train_attn", "train_mlp", "train_unembed"])
-def test_only_the_chosen_part_is_trained(client, rest, part, datum):
+def test_only_the_chosen_part_is_trained(client, rest, part, datum, ready):
     """Each part can be trained alone, and its checkpoint says so."""
     parts = dict.fromkeys(["train_attn", "train_mlp", "train_unembed"], False) | {part: True}
-    run = client.create_lora_training_client("tiny", rank=2, **parts).result(timeout=60)
+    run = ready(client.create_lora_training_client("tiny", rank=2, **parts))
     before = run.forward_backward([datum(TEXT)], "cross_entropy").result(timeout=60)
     run.optim_step(types.AdamParams(learning_rate=1e-2)).result(timeout=60)
     after = run.forward([datum(TEXT)], "cross_entropy").result(timeout=60)
@@ -87,11 +87,11 @@ def test_only_the_chosen_part_is_trained(client, rest, part, datum):
     assert {key: getattr(info, key) for key in parts} == parts
 
 
-def test_importance_ratio_of_an_on_policy_sample_is_one(training, datum):
+def test_importance_ratio_of_an_on_policy_sample_is_one(training, datum, ready):
     """The logprobs that sampling reports are those of the training pass, to 1e-4."""
     training.forward_backward([datum(TEXT)], "cross_entropy").result(timeout=60)
     training.optim_step(types.AdamParams(learning_rate=3e-2)).result(timeout=60)
-    sampler = training.save_weights_and_get_sampling_client().result(timeout=60)
+    sampler = ready(training.save_weights_and_get_sampling_client())
     params = types.SamplingParams(max_tokens=24, seed=5, stop=[])
     response = sampler.sample(types.ModelInput.from_ints(TEXT), 4, params).result(timeout=60)
     for sequence in response.sequences:
@@ -134,9 +134,9 @@ def test_targets_may_be_several_per_position(training, datum):
     assert output.metrics["loss:sum"] == pytest.approx(float(-(weights * found).sum() - plain.sum()), rel=1e-5)
 
 
-def test_custom_loss_trains_as_its_gradient_says(client, datum):
+def test_custom_loss_trains_as_its_gradient_says(client, datum, ready):
     """forward_backward_custom with the cross-entropy as the custom loss equals cross_entropy."""
-    runs = [client.create_lora_training_client("tiny", rank=4, seed=9).result(timeout=60) for _ in range(2)]
+    runs = [ready(client.create_lora_training_client("tiny", rank=4, seed=9)) for _ in range(2)]
     runs[0].forward_backward([datum(TEXT)], "cross_entropy").result(timeout=60)
     runs[1].forward_backward_custom(
         [datum(TEXT)], lambda data, found: (-torch.stack([part.sum() for part in found]).sum(), {"mine": 1.0})
@@ -148,9 +148,9 @@ def test_custom_loss_trains_as_its_gradient_says(client, datum):
     assert found[0] == pytest.approx(found[1], abs=1e-5)
 
 
-def test_runs_keep_to_themselves(client, datum):
+def test_runs_keep_to_themselves(client, datum, ready):
     """Training one run leaves another as it was, when their requests interleave."""
-    first, second = (client.create_lora_training_client("tiny", rank=4, seed=4).result(timeout=60) for _ in range(2))
+    first, second = (ready(client.create_lora_training_client("tiny", rank=4, seed=4)) for _ in range(2))
     expected = logprobs(second.forward([datum(TEXT)], "cross_entropy").result(timeout=60))
     futures = []
     for _ in range(4):
@@ -162,13 +162,13 @@ def test_runs_keep_to_themselves(client, datum):
     assert results[9].metrics["loss:sum"] < results[0].metrics["loss:sum"]
 
 
-def test_adam_follows_the_parameters_of_its_step(client, datum):
+def test_adam_follows_the_parameters_of_its_step(client, datum, ready):
     """A step is torch's AdamW with the betas, eps, decay and clipping of the request."""
-    run = client.create_lora_training_client("tiny", rank=4, seed=6).result(timeout=60)
+    run = ready(client.create_lora_training_client("tiny", rank=4, seed=6))
     run.forward_backward([datum(TEXT)], "cross_entropy").result(timeout=60)
     step = run.optim_step(types.AdamParams(learning_rate=0.0, grad_clip_norm=0.1)).result(timeout=60)
     after = run.forward([datum(TEXT)], "cross_entropy").result(timeout=60)
-    fresh = client.create_lora_training_client("tiny", rank=4, seed=6).result(timeout=60)
+    fresh = ready(client.create_lora_training_client("tiny", rank=4, seed=6))
     expected = fresh.forward([datum(TEXT)], "cross_entropy").result(timeout=60)
     assert step.metrics["unclipped_grad_l2:mean"] > 0.1
     assert logprobs(after) == logprobs(expected)
@@ -183,7 +183,7 @@ def test_info_names_the_model_and_a_tokenizer_that_loads(training):
     assert tokenizer.decode(tokenizer.encode(text)) == text
 
 
-def test_an_optimizer_that_is_not_served_is_refused(client):
+def test_an_optimizer_that_is_not_served_is_refused(client, ready):
     """Only Adam is here, and asking for another says so."""
     with pytest.raises(tinker.BadRequestError, match="dimuon"):
-        client.create_lora_training_client("tiny", optimizer=types.DimuonOptimizerConfig()).result(timeout=60)
+        ready(client.create_lora_training_client("tiny", optimizer=types.DimuonOptimizerConfig()))
