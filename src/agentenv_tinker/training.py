@@ -96,7 +96,10 @@ def _new_folder(config: RunConfig) -> Iterator[Path]:
 def _records_in(folder: Path) -> Iterator[None]:
     """Keep the framework's records in the run's folder, for this process and the workers it spawns."""
     known = os.environ.get("XDG_STATE_HOME")
-    os.environ["XDG_STATE_HOME"] = str(folder / "records")
+    records = folder / "records"
+    records.mkdir()
+    (records / "config.toml").write_text("# For `agent-env up`, which asks for a file: the framework's defaults.\n")
+    os.environ["XDG_STATE_HOME"] = str(records)
     try:
         yield
     finally:
