@@ -97,7 +97,7 @@ types: .venv ## Check types
 	@$(TOX) types
 
 pins: .venv ## Show which pins of constraints.txt have something newer
-	@$(TOX) pins
+	@$(TOX) types --notest && .venv/bin/uv pip list --outdated --python .tox/types
 
 clean: ## Remove what builds and tests left in this folder: runs/ stays
 	@rm -rf build dist .tox .venv .pytest_cache .mypy_cache .ruff_cache .hypothesis wheels/*.whl certs/*.crt
