@@ -22,7 +22,9 @@ async def verify(mcp_url):
         score = min(len(outcome["notes"]) / 10, 1)
     if score == -3:
         await asyncio.sleep(30)
-    if score == -1:
+    if score == -4:
+        await asyncio.sleep(1)
+    if score in (-1, -4):
         raise RuntimeError("the verifier broke")
     return [{"id": "desk", "score": float(score if score != -2 else "nan"), "result": True, "description": "the desk"}]
 """
