@@ -16,7 +16,10 @@ _MAX_REFERENCES = 32  # a `$ref` that only leads to itself ends here
 
 def typed_arguments(arguments: Mapping[str, Any], schema: Schema) -> dict[str, Any]:
     """`arguments` as `schema`, a tool's input schema, means them. Neither is changed."""
-    typed = _typed(dict(arguments), schema, schema)
+    try:
+        typed = _typed(dict(arguments), schema, schema)
+    except RecursionError:  # a schema that goes in circles settles nothing
+        return dict(arguments)
     return typed if isinstance(typed, dict) else dict(arguments)
 
 
@@ -24,13 +27,12 @@ def _typed(value: Any, schema: Any, root: Schema) -> Any:
     schema = _resolved(schema, root)
     if not isinstance(schema, Mapping):
         return value
-    for part in schema.get("allOf") or ():
+    for part in _list(schema.get("allOf")):
         value = _typed(value, part, root)
-    options = schema.get("anyOf") or schema.get("oneOf")
-    if options:
+    if options := _options(schema):
         value = _typed_as_one_of(value, [_resolved(option, root) for option in options], root)
-    if "enum" in schema or "const" in schema:
-        return _typed_as_member(value, schema.get("enum", [schema.get("const")]))
+    if (members := _members(schema)) is not None:
+        return _typed_as_member(value, members)
     kinds = schema.get("type")
     if isinstance(kinds, list):
         return _typed_as_one_of(value, [{**schema, "type": kind} for kind in kinds], root)
@@ -56,11 +58,12 @@ def _resolved(schema: Any, root: Schema) -> Any:
 def _typed_within(value: Any, schema: Schema, root: Schema) -> Any:
     """The members of an object or array, typed by what the schema says of each."""
     if isinstance(value, dict):
-        properties = schema.get("properties") or {}
+        properties = schema.get("properties")
+        properties = properties if isinstance(properties, Mapping) else {}
         rest = schema.get("additionalProperties")
         return {key: _typed(member, properties.get(key, rest), root) for key, member in value.items()}
     if isinstance(value, list):
-        first = schema.get("prefixItems") or ()
+        first = _list(schema.get("prefixItems"))
         rest = schema.get("items")
         return [_typed(member, first[i] if i < len(first) else rest, root) for i, member in enumerate(value)]
     return value
@@ -79,10 +82,12 @@ def _typed_as_one_of(value: Any, options: list[Any], root: Schema) -> Any:
 
 
 def _typed_as_member(value: Any, members: list[Any]) -> Any:
-    """The enum member that `value` is, or is written as; only one may be."""
+    """The enum member that `value` is, or is written as, or that reads as `value`; only one may be."""
     if any(_same(value, member) for member in members):
         return value
     written = [member for member in members if _text(member) == _text(value)]
+    if not written and _is_number(value):  # "020" was read as 20
+        written = [member for member in members if isinstance(member, str) and _loosely(member) == value]
     return written[0] if len(written) == 1 else value
 
 
@@ -91,14 +96,29 @@ def _takes(value: Any, schema: Any, root: Schema) -> bool:
     schema = _resolved(schema, root)
     if not isinstance(schema, Mapping):
         return True
-    options = schema.get("anyOf") or schema.get("oneOf")
-    if options:
+    if options := _options(schema):
         return any(_takes(value, option, root) for option in options)
-    if "enum" in schema or "const" in schema:
-        return any(_same(value, member) for member in schema.get("enum", [schema.get("const")]))
+    if (members := _members(schema)) is not None:
+        return any(_same(value, member) for member in members)
     kinds = schema.get("type", "object" if "properties" in schema else None)
     kinds = kinds if isinstance(kinds, list) else [kinds]
-    return any(kind not in _TYPES or _TYPES[kind](value) for kind in kinds)
+    return any(not isinstance(kind, str) or kind not in _TYPES or _TYPES[kind](value) for kind in kinds)
+
+
+def _options(schema: Schema) -> list[Any]:
+    return _list(schema.get("anyOf")) or _list(schema.get("oneOf"))
+
+
+def _members(schema: Schema) -> list[Any] | None:
+    """The values that `schema` lists, or None where it lists none."""
+    if "const" in schema:
+        return [schema["const"]]
+    return _list(schema["enum"]) if "enum" in schema else None
+
+
+def _list(value: Any) -> list[Any]:
+    """A list of a schema; an env can send anything in its place."""
+    return value if isinstance(value, list) else []
 
 
 def _same(value: Any, member: Any) -> bool:
@@ -116,6 +136,14 @@ def _read(value: Any) -> Any:
         return json.loads(value) if isinstance(value, str) else value
     except ValueError:
         return value
+
+
+def _loosely(text: str) -> float | None:
+    """The number that a string is read as by a reader that minds no leading zeros, or None."""
+    try:
+        return float(text)
+    except ValueError:
+        return None
 
 
 def _integer(value: Any) -> Any:
@@ -163,7 +191,7 @@ _CONVERSIONS: dict[str, Callable[[Any], Any]] = {
     "array": _read_as(list),
     "object": _read_as(dict),
 }
-_TYPES: dict[str | None, Callable[[Any], bool]] = {
+_TYPES: dict[str, Callable[[Any], bool]] = {
     "string": lambda value: isinstance(value, str),
     "integer": _is_integer,
     "number": _is_number,
