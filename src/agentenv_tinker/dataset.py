@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import asyncio
 import functools
+import logging
 import math
 import random
 from collections.abc import Sequence
@@ -30,6 +31,8 @@ from agentenv_tinker.episode import Deadlines, EpisodeRun
 from agentenv_tinker.errors import ConfigError
 from agentenv_tinker.reward import RewardRule, reward_of
 from agentenv_tinker.rollout import RolloutEnv
+
+logger = logging.getLogger(__name__)
 
 _LONGEST_ROLLOUT_SECONDS = 12 * 3600  # where no limit bounds one; hosted sandboxes live a day at most
 
@@ -141,9 +144,12 @@ class EpisodeGroupBuilder(EnvGroupBuilder):
         return list(await asyncio.gather(*(env.late_reward() for env in env_group if isinstance(env, RolloutEnv))))
 
     async def cleanup(self) -> None:
-        """Abandon every episode of the group's that isn't over, those of retried rollouts included."""
+        """Abandon every episode of the group's that isn't over, those of retried rollouts included. Raises nothing."""
         made, self._made[:] = list(self._made), []
-        await asyncio.gather(*(env.abandon("the group is over") for env in made))
+        ended = await asyncio.gather(*(env.abandon("the group is over") for env in made), return_exceptions=True)
+        for error in ended:
+            if isinstance(error, Exception):
+                logger.warning("an episode of task %d of split %r was not torn down: %s", self.index, self.split, error)
 
     def logging_tags(self) -> list[str]:
         return [self.part]
