@@ -5,6 +5,7 @@ once. The output head runs with gradients only where the loss has one; elsewhere
 """
 
 from collections.abc import Generator
+from contextlib import nullcontext
 from dataclasses import dataclass
 
 import numpy as np
@@ -19,8 +20,7 @@ from tinker_local.model import LanguageModel, State
 from tinker_local.operations import Array, Datum, ForwardBackward, Ints, LoraSpec, OptimStep, StepTaken, TrainingOutput
 from tinker_local.packing import Row, pack
 
-_ROW_TOKENS = 768  # a row's activations of the default model take about 1.5 MB a token
-_CHECKPOINT_TOKENS = 1024  # longer rows recompute activations rather than keep them
+_ROW_TOKENS = 768  # above a few hundred tokens a longer row computes no faster
 _HEAD_POSITIONS = 256  # positions that go through the output head at once: 50 MB of logits for the default model
 
 
@@ -81,7 +81,7 @@ def _run_row(
     data = [request.data[member] for member in row.members]
     with (
         torch.set_grad_enabled(not request.forward_only),
-        model.checkpointing(enabled=not request.forward_only and len(row.tokens) > _CHECKPOINT_TOKENS),
+        nullcontext() if request.forward_only else model.keeping_activations(tokens=len(row.tokens)),
     ):
         hidden = model.hidden(row.tokens, row.positions, RowLayout(row))
         found = _target_logprobs(model, hidden, row, data, loss)
