@@ -42,7 +42,8 @@ class PlaySettings(RolloutRules):
     """How every group of a run plays its episodes, the rules of a rollout included."""
 
     bundle: Source
-    run_name: str
+    run_name: str = "run"
+    """What the framework's run index files the episodes under."""
     model_name: str
     renderer_name: str
     tokenizer_path: str | None = None

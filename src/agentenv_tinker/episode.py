@@ -166,7 +166,7 @@ class EpisodeRun:
             return None
         self._tools = await self._closing.enter_async_context(turn.tools(timeout=self.deadlines.call))
         tools = [Tool(tool.name, tool.description or "", tool.inputSchema or {}) for tool in self._tools.list()]
-        if self.task.skills and not any(tool.name == "bash" for tool in tools):
+        if self.task.skills and not framework.has_shell(self._tools) and READ_SKILL not in self._offered():
             tools.append(read_skill_tool())
         listed: list[Any] = list(turn.skills)
         skills = [Skill(skill.name, skill.description, skill.path) for skill in listed]

@@ -52,6 +52,7 @@ __all__ = [
     "failed_step",
     "file_run",
     "file_run_end",
+    "has_shell",
     "is_lost_agent",
     "prepare",
     "prompted_agents",
@@ -203,6 +204,11 @@ def _as_played(step: TaskStep, agent: str | None, sandbox_seconds: int) -> TaskS
     if isinstance(step, PromptAgentTaskStep) and agent in (None, step.agent_name):
         played.poll_interval_seconds = min(step.poll_interval_seconds, _POLL_SECONDS)
     return cast(TaskStep, played)
+
+
+def has_shell(tools: TurnTools) -> bool:
+    """Whether a turn offers the `bash` of its agent's sandbox, and not only an env's tool of that name."""
+    return None in tools._servers.values()
 
 
 async def call_tool(tools: TurnTools, name: str, arguments: dict[str, Any], *, seconds: float) -> ToolResult:
