@@ -12,34 +12,17 @@ from starlette.responses import JSONResponse, Response
 from starlette.routing import Route
 from starlette.types import ASGIApp, Receive, Scope, Send
 
-from tinker_local import answers, rest, wire
-from tinker_local.checkpoints import SamplerRecord, check_name, now
-from tinker_local.errors import GoneError, InvalidRequestError, NotServedError, ServiceError, TooLargeError
-from tinker_local.operations import CreateModel, LoadState, SaveForSampler, SaveState, UnloadModel
-from tinker_local.service import Service
-from tinker_local.wire import Json, take
+from tinker_local import answers, bodies, exports, rest, runs, wire
+from tinker_local.checkpoints import SamplerRecord, now
+from tinker_local.errors import GoneError, InvalidRequestError, NotServedError, ServiceError
+from tinker_local.service import Service, sampler_id_of
+from tinker_local.wire import take
 
-MAX_BODY_BYTES = 64 << 20
 _POLL_SECONDS = 25.0  # the SDK gives up on a poll after 45
 _CLONE_SEQ_IDS = 1_000_000_000  # each client of a sampler numbers its requests in a block of this size
 _PROTOBUF = "application/x-protobuf"
 
 Handler = Callable[[Request, Service], Awaitable[Response]]
-
-
-async def _body(request: Request) -> bytes:
-    """Return the request's body; raises TooLargeError once it is over the limit."""
-    pieces, size = [], 0
-    async for piece in request.stream():
-        size += len(piece)
-        if size > MAX_BODY_BYTES:
-            raise TooLargeError(f"the body is over {MAX_BODY_BYTES >> 20} MB: send fewer data in one request")
-        pieces.append(piece)
-    return b"".join(pieces)
-
-
-async def _json(request: Request) -> Json:
-    return wire.parse_json(await _body(request))
 
 
 async def _healthz(request: Request, service: Service) -> Response:
@@ -82,13 +65,13 @@ async def _capabilities(request: Request, service: Service) -> Response:
 
 
 async def _create_session(request: Request, service: Service) -> Response:
-    body = await _json(request)
+    body = await bodies.read_json(request)
     metadata, name = take(body, "user_metadata", dict, {}), take(body, "display_name", str, None)
     return JSONResponse({"type": "create_session", "session_id": await service.open_session(metadata, name)})
 
 
 async def _heartbeat(request: Request, service: Service) -> Response:
-    body = await _json(request)
+    body = await bodies.read_json(request)
     try:
         await service.session(take(body, "session_id", str))
     except GoneError as error:
@@ -97,141 +80,14 @@ async def _heartbeat(request: Request, service: Service) -> Response:
 
 
 async def _telemetry(request: Request, service: Service) -> Response:
-    await _body(request)
+    await bodies.read(request)
     return JSONResponse({"status": "accepted"})
 
 
-async def _create_model(request: Request, service: Service) -> Response:
-    body = await _json(request)
-    operation = await _new_model(body, service, take(body, "lora_config", dict), take(body, "base_model", str))
-    service.submit(f"{operation.model_id}:create", operation)
-    return _future(f"{operation.model_id}:create", operation.model_id)
-
-
-async def _new_model(body: Json, service: Service, lora: Json, base_model: str) -> CreateModel:
-    service.check_model(base_model)
-    optimizer = take(body, "optimizer_config", dict, {}).get("type", "adamw")
-    if optimizer != "adamw":
-        raise InvalidRequestError(f"optimizer {optimizer!r} is not served: use the default, adamw")
-    session = await service.session(take(body, "session_id", str))
-    return CreateModel(
-        model_id=f"{session.session_id}:train:{take(body, 'model_seq_id', int)}",
-        session_id=session.session_id,
-        base_model=base_model,
-        lora=wire.lora_spec(lora),
-        user_metadata={**session.user_metadata, **take(body, "user_metadata", dict, {})},
-    )
-
-
-async def _get_info(request: Request, service: Service) -> Response:
-    run = await service.run(take(await _json(request), "model_id", str))
-    return JSONResponse(
-        {
-            "type": "get_info",
-            "model_id": run.model_id,
-            "model_name": run.base_model,
-            "is_lora": True,
-            "lora_rank": run.lora.rank,
-            "model_data": {
-                "arch": service.served.architecture,
-                "model_name": run.base_model,
-                "tokenizer_id": service.served.tokenizer_folder,
-            },
-        }
-    )
-
-
-async def _unload_model(request: Request, service: Service) -> Response:
-    model_id = take(await _json(request), "model_id", str)
-    await service.run(model_id)
-    return _future(service.submit(f"{model_id}:unload", UnloadModel(model_id)), model_id)
-
-
-async def _forward_backward(request: Request, service: Service) -> Response:
-    return await _pass(request, service, forward_only=False)
-
-
-async def _forward(request: Request, service: Service) -> Response:
-    return await _pass(request, service, forward_only=True)
-
-
-async def _pass(request: Request, service: Service, *, forward_only: bool) -> Response:
-    content_type = request.headers.get("content-type", "")
-    body = wire.forward_backward(await _body(request), content_type, forward_only=forward_only)
-    await service.run(body.operation.model_id)
-    ticket = _training_ticket(body.operation.model_id, body.seq_id)
-    return _future(service.submit(ticket, body.operation), body.operation.model_id)
-
-
-async def _optim_step(request: Request, service: Service) -> Response:
-    body = await _json(request)
-    operation = wire.optim_step(body)
-    await service.run(operation.model_id)
-    ticket = _training_ticket(operation.model_id, take(body, "seq_id", int, None))
-    return _future(service.submit(ticket, operation), operation.model_id)
-
-
-def _training_ticket(model_id: str, seq_id: int | None) -> str:
-    """Return the ticket of a run's request: a request sent twice has the same one, so it runs once."""
-    return f"{model_id}:{seq_id if seq_id is not None else secrets.token_hex(8)}"
-
-
-async def _save_weights(request: Request, service: Service) -> Response:
-    body = await _json(request)
-    model_id, name = take(body, "model_id", str), take(body, "path", str, None)
-    name = name or f"state-{secrets.token_hex(4)}"
-    check_name(name)
-    await service.run(model_id)
-    operation = SaveState(
-        model_id,
-        name,
-        overwrite=take(body, "overwrite", bool, False),
-        ttl_seconds=take(body, "ttl_seconds", int, None),
-        user_metadata=take(body, "user_metadata", dict, None),
-    )
-    return _future(service.submit(_training_ticket(model_id, take(body, "seq_id", int, None)), operation), model_id)
-
-
-async def _save_weights_for_sampler(request: Request, service: Service) -> Response:
-    body = await _json(request)
-    model_id, name = take(body, "model_id", str), take(body, "path", str, None)
-    if name is not None:
-        check_name(name)
-    run = await service.run(model_id)
-    number = take(body, "sampling_session_seq_id", int, None)
-    operation = SaveForSampler(
-        model_id,
-        name,
-        sampler_id=None if number is None else _sampler_id(run.session_id, number),
-        ttl_seconds=take(body, "ttl_seconds", int, None),
-        user_metadata=take(body, "user_metadata", dict, None),
-    )
-    return _future(service.submit(_training_ticket(model_id, take(body, "seq_id", int, None)), operation), model_id)
-
-
-def _sampler_id(session_id: str, number: int) -> str:
-    return f"{session_id}:sample:{number}"
-
-
-async def _load_weights(request: Request, service: Service) -> Response:
-    body = await _json(request)
-    path, with_optimizer = take(body, "path", str), take(body, "optimizer", bool)
-    checkpoint = await service.blocking(service.store.checkpoint, path)
-    model_id, create = take(body, "model_id", str, None), None
-    if model_id is None:
-        lora = {**checkpoint.lora.__dict__}
-        create = await _new_model(body, service, lora, take(body, "base_model", str, checkpoint.base_model))
-        model_id = create.model_id
-    else:
-        await service.run(model_id)
-    ticket = f"{model_id}:create" if create else _training_ticket(model_id, take(body, "seq_id", int, None))
-    return _future(service.submit(ticket, LoadState(model_id, path, with_optimizer, create)), model_id)
-
-
 async def _create_sampling_session(request: Request, service: Service) -> Response:
-    body = await _json(request)
+    body = await bodies.read_json(request)
     session = await service.session(take(body, "session_id", str))
-    sampler_id = _sampler_id(session.session_id, take(body, "sampling_session_seq_id", int))
+    sampler_id = sampler_id_of(session.session_id, take(body, "sampling_session_seq_id", int))
     base_model, path = take(body, "base_model", str, None), take(body, "model_path", str, None)
     await service.add_sampler(await _sampler_record(service, sampler_id, session.session_id, base_model, path))
     return JSONResponse({"type": "create_sampling_session", "sampling_session_id": sampler_id})
@@ -248,20 +104,20 @@ async def _sampler_record(
     checkpoint = await service.blocking(service.store.checkpoint, path)
     if checkpoint.kind != "sampler_weights":
         raise InvalidRequestError(
-            f"{path} is a training checkpoint: sample from weights saved for it (tinker://RUN/sampler_weights/NAME)"
+            f"{path} can't be sampled from: give weights saved for that (tinker://RUN/sampler_weights/NAME)"
         )
     service.check_model(checkpoint.base_model)
     return SamplerRecord(sampler_id, session_id, checkpoint.base_model, path, created=now())
 
 
 async def _join_sampling_session(request: Request, service: Service) -> Response:
-    sampler_id = take(await _json(request), "sampling_session_id", str)
+    sampler_id = take(await bodies.read_json(request), "sampling_session_id", str)
     await service.blocking(service.store.sampler, sampler_id)
     return JSONResponse({"type": "join_sampling_session", "client_counter": service.join_sampler(sampler_id)})
 
 
 async def _asample(request: Request, service: Service) -> Response:
-    body = await _json(request)
+    body = await bodies.read_json(request)
     sampler_id = take(body, "sampling_session_id", str, None)
     if sampler_id is None:
         sampler_id = f"adhoc:{secrets.token_hex(8)}"
@@ -282,7 +138,7 @@ def _future(ticket: str, model_id: str) -> Response:
 
 
 async def _retrieve_future(request: Request, service: Service) -> Response:
-    ticket = take(await _json(request), "request_id", str)
+    ticket = take(await bodies.read_json(request), "request_id", str)
     try:
         outcome = await service.futures.wait(ticket, seconds=_POLL_SECONDS)
     except KeyError:
@@ -304,7 +160,7 @@ async def _retrieve_future(request: Request, service: Service) -> Response:
 
 async def _retrieve_futures(request: Request, service: Service) -> Response:
     """Tell which sample requests of one client of a sampler are through since its last poll."""
-    body = await _json(request)
+    body = await bodies.read_json(request)
     target = take(body, "target", dict)
     sampler_id, clone = take(target, "sampling_session_id", str), take(target, "cloned_sampler_id", int, 0)
     since, seconds = take(body, "prev_cursor", int, 0), take(body, "timeout", (int, float), _POLL_SECONDS)
@@ -319,7 +175,7 @@ async def _retrieve_futures(request: Request, service: Service) -> Response:
 
 
 async def _cancel_future(request: Request, service: Service) -> Response:
-    service.cancel(take(await _json(request), "request_id", str))
+    service.cancel(take(await bodies.read_json(request), "request_id", str))
     return Response(status_code=204)
 
 
@@ -340,15 +196,6 @@ _HANDLERS: tuple[tuple[str, str, Handler], ...] = (
     ("POST", "/api/v1/create_session", _create_session),
     ("POST", "/api/v1/session_heartbeat", _heartbeat),
     ("POST", "/api/v1/telemetry", _telemetry),
-    ("POST", "/api/v1/create_model", _create_model),
-    ("POST", "/api/v1/get_info", _get_info),
-    ("POST", "/api/v1/unload_model", _unload_model),
-    ("POST", "/api/v1/forward_backward", _forward_backward),
-    ("POST", "/api/v1/forward", _forward),
-    ("POST", "/api/v1/optim_step", _optim_step),
-    ("POST", "/api/v1/save_weights", _save_weights),
-    ("POST", "/api/v1/save_weights_for_sampler", _save_weights_for_sampler),
-    ("POST", "/api/v1/load_weights", _load_weights),
     ("POST", "/api/v1/create_sampling_session", _create_sampling_session),
     ("POST", "/api/v1/join_sampling_session", _join_sampling_session),
     ("POST", "/api/v1/asample", _asample),
@@ -356,9 +203,9 @@ _HANDLERS: tuple[tuple[str, str, Handler], ...] = (
     ("POST", "/api/v1/retrieve_futures", _retrieve_futures),
     ("POST", "/api/v1/cancel_future", _cancel_future),
     ("GET", "/local/v1/tokenizer", _tokenizer),
+    *runs.HANDLERS,
     *rest.HANDLERS,
 )
-_OPEN_PATHS = frozenset({"/api/v1/healthz"})
 
 
 def make_app(service: Service) -> Starlette:
@@ -396,6 +243,11 @@ async def _http_error(request: Request, error: Any) -> Response:
     return JSONResponse({"detail": str(error.detail)}, status_code=error.status_code)
 
 
+def _open(path: str) -> bool:
+    """Tell whether a path needs no key: the address of a file is its own permission."""
+    return path == "/api/v1/healthz" or path.startswith(exports.FILES_PATH)
+
+
 class _KeyCheck:
     """Refuses requests without an accepted key, before their bodies are read."""
 
@@ -404,7 +256,7 @@ class _KeyCheck:
         self._service = service
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
-        if scope["type"] == "http" and scope["path"] not in _OPEN_PATHS:
+        if scope["type"] == "http" and not _open(scope["path"]):
             headers = dict(scope["headers"])
             bearer = headers.get(b"authorization", b"").removeprefix(b"Bearer ")
             try:

@@ -4,7 +4,7 @@ from collections import OrderedDict
 from collections.abc import Generator
 
 from tinker_local import training
-from tinker_local.checkpoints import Checkpoint, Run, SamplerRecord, Store, expiry, now, parse_path
+from tinker_local.checkpoints import Checkpoint, Kind, Run, SamplerRecord, Store, expiry, now, parse_path
 from tinker_local.errors import GoneError, InvalidRequestError, NotFoundError
 from tinker_local.model import LanguageModel, State
 from tinker_local.operations import (
@@ -20,6 +20,7 @@ from tinker_local.operations import (
     Result,
     Sample,
     Saved,
+    SaveExternal,
     SaveForSampler,
     SaveState,
     Training,
@@ -57,7 +58,7 @@ class ModelBackend:
         return self._run_at_once(operation)
 
     def _run_at_once(
-        self, operation: CreateModel | UnloadModel | OptimStep | SaveState | LoadState | SaveForSampler
+        self, operation: CreateModel | UnloadModel | OptimStep | SaveState | LoadState | SaveForSampler | SaveExternal
     ) -> Result:
         match operation:
             case CreateModel():
@@ -72,6 +73,8 @@ class ModelBackend:
                 return self._load_state(operation)
             case SaveForSampler():
                 return self._save_for_sampler(operation)
+            case SaveExternal():
+                return self._save_external(operation)
 
     def sample(self, ticket: str, request: Sample) -> None:
         """Take in a sample request.
@@ -128,24 +131,34 @@ class ModelBackend:
         return Saved("save_weights", path=saved.path)
 
     def _new_checkpoint(
-        self, run: TrainingModel, kind: str, name: str, operation: SaveState | SaveForSampler
+        self, run: TrainingModel, kind: Kind, name: str, operation: SaveState | SaveForSampler | SaveExternal
     ) -> Checkpoint:
         return Checkpoint(
             model_id=run.model_id,
-            kind="weights" if kind == "weights" else "sampler_weights",
+            kind=kind,
             name=name,
             base_model=self._model.name,
             lora=run.spec,
             created=now(),
             expires=expiry(operation.ttl_seconds),
-            user_metadata=operation.user_metadata,
+            user_metadata=None if isinstance(operation, SaveExternal) else operation.user_metadata,
         )
+
+    def _save_external(self, operation: SaveExternal) -> Saved:
+        run = self._run(operation.model_id)
+        saved = self._store.save(
+            self._new_checkpoint(run, "external_weights", operation.name, operation),
+            adapter=self._model.state(run.model_id),
+            adapter_config=self._model.adapter_config(run.spec),
+            recipients=operation.recipients,
+        )
+        return Saved("save_weights_external", path=saved.path)
 
     def _load_state(self, operation: LoadState) -> Loaded:
         _, kind, _ = parse_path(operation.path)
         if kind != "weights":
             raise InvalidRequestError(
-                f"{operation.path} holds weights for sampling only: load a training checkpoint (tinker://RUN/weights/NAME)"
+                f"{operation.path} holds no training state: load a training checkpoint (tinker://RUN/weights/NAME)"
             )
         adapter = self._store.adapter(operation.path)
         optimizer = self._store.optimizer(operation.path) if operation.with_optimizer else {}
@@ -161,7 +174,7 @@ class ModelBackend:
         adapter, config = self._model.state(run.model_id), self._model.adapter_config(run.spec)
         if operation.name is not None:
             checkpoint = self._new_checkpoint(run, "sampler_weights", operation.name, operation)
-            saved = self._store.save(checkpoint, adapter=adapter, adapter_config=config, optimizer=None, overwrite=True)
+            saved = self._store.save(checkpoint, adapter=adapter, adapter_config=config, overwrite=True)
             return Saved("save_weights_for_sampler", path=saved.path)
         if operation.sampler_id is None:
             raise InvalidRequestError("save_weights_for_sampler needs a path or a sampling_session_seq_id")

@@ -9,7 +9,7 @@ import os
 import re
 import shutil
 import uuid
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import asdict, dataclass, field
 from datetime import UTC, datetime, timedelta
@@ -20,6 +20,7 @@ import torch
 from safetensors import SafetensorError
 from safetensors.torch import load_file, save_file
 
+from tinker_local import exports
 from tinker_local.errors import ConflictError, InvalidRequestError, NotFoundError, ServiceError, StartupError
 from tinker_local.operations import LoraSpec
 
@@ -28,9 +29,11 @@ ADAPTER_CONFIG_FILE = "adapter_config.json"
 _OPTIMIZER_FILE = "optimizer.safetensors"
 _MANIFEST_FILE = "manifest.json"
 _SCHEME = "tinker://"
+_MOST_TTL_SECONDS = 10 * 365 * 24 * 3600
 _NAME = re.compile(r"[A-Za-z0-9][A-Za-z0-9._:-]{0,199}")
 
-Kind = Literal["weights", "sampler_weights"]
+Kind = Literal["weights", "sampler_weights", "external_weights"]
+KINDS: tuple[Kind, ...] = ("weights", "sampler_weights", "external_weights")
 State = Mapping[str, torch.Tensor]
 
 
@@ -100,12 +103,12 @@ def parse_path(path: str) -> tuple[str, Kind, str]:
     Raises InvalidRequestError if it is not of that form.
     """
     parts = path.removeprefix(_SCHEME).split("/")
-    if not path.startswith(_SCHEME) or len(parts) != 3 or parts[1] not in ("weights", "sampler_weights"):
+    kinds = [kind for kind in KINDS if path.startswith(_SCHEME) and len(parts) == 3 and parts[1] == kind]
+    if not kinds:
         raise InvalidRequestError(
-            f"{path!r} is no checkpoint path: it must read tinker://RUN/weights/NAME or tinker://RUN/sampler_weights/NAME"
+            f"{path!r} is no checkpoint path: it must read tinker://RUN/KIND/NAME, KIND one of {', '.join(KINDS)}"
         )
-    kind: Kind = "weights" if parts[1] == "weights" else "sampler_weights"
-    return parts[0], kind, parts[2]
+    return parts[0], kinds[0], parts[2]
 
 
 class Store:
@@ -151,21 +154,24 @@ class Store:
         *,
         adapter: State,
         adapter_config: Mapping[str, Any],
-        optimizer: State | None,
-        overwrite: bool,
+        optimizer: State | None = None,
+        overwrite: bool = False,
+        recipients: Sequence[str] = (),
     ) -> Checkpoint:
-        """Write a checkpoint.
+        """Write a checkpoint, its files encrypted to the age recipients if there are any.
 
         Raises ConflictError if it exists and is not to be overwritten, ServiceError if the disk won't take it.
         """
         check_name(checkpoint.name)
         place = self._checkpoint_folder(checkpoint.model_id, checkpoint.kind, checkpoint.name)
         if place.exists() and not overwrite:
-            raise ConflictError(f"{checkpoint.path} exists: save with overwrite=True or under another name")
+            raise ConflictError(f"{checkpoint.path} exists: save under another name, or a state with overwrite=True")
         with self._draft() as draft:
             _write_adapter(draft, adapter, adapter_config)
             if optimizer is not None:
                 save_file(dict(optimizer), draft / _OPTIMIZER_FILE)
+            if recipients:
+                exports.encrypt_files(draft, recipients)
             size = sum(file.stat().st_size for file in draft.iterdir())
             written = Checkpoint(**{**checkpoint.__dict__, "size_bytes": size})
             (draft / _MANIFEST_FILE).write_text(json.dumps(asdict(written)))
@@ -190,7 +196,7 @@ class Store:
         runs = [model_id] if model_id is not None else [folder.name for folder in (self.root / "runs").iterdir()]
         found = []
         for run in runs:
-            for kind in ("weights", "sampler_weights"):
+            for kind in KINDS:
                 folder = self._run_folder(run) / kind
                 if folder.is_dir():
                     found += [self._read_checkpoint(entry) for entry in folder.iterdir()]
@@ -217,10 +223,10 @@ class Store:
         return _read_tensors(self._checkpoint_folder(found.model_id, found.kind, found.name) / _OPTIMIZER_FILE)
 
     def adapter_files(self, path: str) -> list[Path]:
-        """Return the files with which plain PEFT loads a checkpoint's adapter; raises as `checkpoint` does."""
+        """Return the files that hold a checkpoint's adapter as PEFT reads it; raises as `checkpoint` does."""
         found = self.checkpoint(path)
         folder = self._checkpoint_folder(found.model_id, found.kind, found.name)
-        return [folder / ADAPTER_FILE, folder / ADAPTER_CONFIG_FILE]
+        return sorted(file for file in folder.iterdir() if file.name.startswith((ADAPTER_FILE, ADAPTER_CONFIG_FILE)))
 
     def add_sampler(
         self, sampler: SamplerRecord, *, adapter: State | None = None, adapter_config: Mapping[str, Any] | None = None
@@ -315,7 +321,12 @@ def check_name(name: str) -> None:
 
 
 def expiry(ttl_seconds: int | None) -> str | None:
-    """Return the time that many seconds from now, as it is written to disk."""
+    """Return the time that many seconds from now, as it is written to disk.
+
+    Raises InvalidRequestError if that is not in the future, or more than ten years ahead.
+    """
+    if ttl_seconds is not None and not 0 < ttl_seconds <= _MOST_TTL_SECONDS:
+        raise InvalidRequestError(f"ttl_seconds is {ttl_seconds}: it must be 1 to {_MOST_TTL_SECONDS} (ten years)")
     return None if ttl_seconds is None else (datetime.now(UTC) + timedelta(seconds=ttl_seconds)).isoformat()
 
 

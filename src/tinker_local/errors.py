@@ -24,6 +24,12 @@ class UnauthorizedError(ServiceError):
     status = 401
 
 
+class ForbiddenError(ServiceError):
+    """The address of a file is not one this service gave, or no longer."""
+
+    status = 403
+
+
 class NotFoundError(ServiceError):
     """What the request names does not exist here."""
 

@@ -120,6 +120,16 @@ class SaveForSampler:
 
 
 @dataclass(frozen=True)
+class SaveExternal:
+    """Write a run's adapter for other programs, encrypted to age recipients if there are any."""
+
+    model_id: str
+    name: str
+    recipients: tuple[str, ...] = ()
+    ttl_seconds: int | None = None
+
+
+@dataclass(frozen=True)
 class SamplingParams:
     """How to choose tokens."""
 
@@ -149,7 +159,9 @@ class Sample:
     alternatives: int = 0
 
 
-Training = CreateModel | UnloadModel | ForwardBackward | OptimStep | SaveState | LoadState | SaveForSampler
+Training = (
+    CreateModel | UnloadModel | ForwardBackward | OptimStep | SaveState | LoadState | SaveForSampler | SaveExternal
+)
 
 
 @dataclass(frozen=True)
@@ -183,9 +195,9 @@ class StepTaken:
 
 @dataclass(frozen=True)
 class Saved:
-    """The answer to SaveState and SaveForSampler: a checkpoint's path, or the sampler that has the weights."""
+    """The answer to SaveState, SaveForSampler and SaveExternal: a checkpoint's path, or the sampler's id."""
 
-    kind: Literal["save_weights", "save_weights_for_sampler"]
+    kind: Literal["save_weights", "save_weights_for_sampler", "save_weights_external"]
     path: str | None = None
     sampler_id: str | None = None
 

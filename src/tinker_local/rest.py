@@ -2,27 +2,31 @@
 
 import io
 import tarfile
-from collections.abc import Awaitable, Callable
+from collections.abc import Awaitable, Callable, Mapping
 from dataclasses import replace
+from datetime import UTC, datetime
+from email.utils import formatdate
 from pathlib import Path
 from typing import Any
 
 from starlette.requests import Request
-from starlette.responses import JSONResponse, RedirectResponse, Response
+from starlette.responses import FileResponse, JSONResponse, RedirectResponse, Response
 
-from tinker_local import wire
-from tinker_local.checkpoints import Checkpoint, Run, Store, expiry, now
-from tinker_local.errors import InvalidRequestError
+from tinker_local import bodies, exports
+from tinker_local.checkpoints import Checkpoint, Kind, Run, Store, expiry, now
+from tinker_local.errors import InvalidRequestError, NotFoundError
 from tinker_local.service import Service
 from tinker_local.wire import take
 
 Handler = Callable[[Request, Service], Awaitable[Response]]
 
+_TYPES: Mapping[Kind, str] = {"weights": "training", "sampler_weights": "sampler", "external_weights": "external"}
+
 
 def _checkpoint_json(checkpoint: Checkpoint) -> dict[str, Any]:
     return {
         "checkpoint_id": f"{checkpoint.kind}/{checkpoint.name}",
-        "checkpoint_type": "training" if checkpoint.kind == "weights" else "sampler",
+        "checkpoint_type": _TYPES[checkpoint.kind],
         "time": checkpoint.created,
         "tinker_path": checkpoint.path,
         "size_bytes": checkpoint.size_bytes,
@@ -99,7 +103,7 @@ async def _delete_checkpoint(request: Request, service: Service) -> Response:
 
 
 async def _set_ttl(request: Request, service: Service) -> Response:
-    seconds = take(wire.parse_json(await request.body()), "ttl_seconds", int, None)
+    seconds = take(await bodies.read_json(request), "ttl_seconds", int, None)
     checkpoint = await service.blocking(service.store.checkpoint, _path(request))
     await service.blocking(service.store.update_checkpoint, replace(checkpoint, expires=expiry(seconds)))
     return Response(status_code=204)
@@ -107,14 +111,32 @@ async def _set_ttl(request: Request, service: Service) -> Response:
 
 async def _archive(request: Request, service: Service) -> Response:
     """Send the client on to the archive itself: the SDK takes the redirect's target for a signed URL."""
-    await service.blocking(service.store.checkpoint, _path(request))
-    target = str(request.url).replace("/api/v1/", "/local/v1/", 1)
-    return RedirectResponse(target, status_code=302, headers={"Expires": "Fri, 31 Dec 2100 00:00:00 GMT"})
+    path = _path(request)
+    await service.blocking(service.store.checkpoint, path)
+    urls, expires = service.addresses.sign(str(request.base_url), path, [_ARCHIVE])
+    return RedirectResponse(urls[_ARCHIVE], 302, headers={"Expires": formatdate(expires, usegmt=True)})
 
 
-async def _archive_file(request: Request, service: Service) -> Response:
-    files = await service.blocking(service.store.adapter_files, _path(request))
-    return Response(await service.blocking(_tar, files), media_type="application/x-tar")
+async def _external_weights_urls(request: Request, service: Service) -> Response:
+    path = _path(request)
+    files = await service.blocking(service.store.adapter_files, path)
+    urls, expires = service.addresses.sign(str(request.base_url), path, [file.name for file in files])
+    return JSONResponse({"urls": urls, "expires": datetime.fromtimestamp(expires, UTC).isoformat()})
+
+
+async def _file(request: Request, service: Service) -> Response:
+    """Answer a signed address; it needs no key."""
+    path, name = _path(request), request.path_params["file"]
+    query = request.query_params
+    place = f"{path.removeprefix('tinker://')}/{name}"
+    service.addresses.check(place, query.get("expires", ""), query.get("signature", ""))
+    files = await service.blocking(service.store.adapter_files, path)
+    if name == _ARCHIVE:
+        return Response(await service.blocking(_tar, files), media_type="application/x-tar")
+    for file in files:
+        if file.name == name:
+            return FileResponse(file, media_type="application/octet-stream")
+    raise NotFoundError(f"{path} has no file {name!r}")
 
 
 def _tar(files: list[Path]) -> bytes:
@@ -126,7 +148,7 @@ def _tar(files: list[Path]) -> bytes:
 
 
 async def _weights_info(request: Request, service: Service) -> Response:
-    path = take(wire.parse_json(await request.body()), "tinker_path", str)
+    path = take(await bodies.read_json(request), "tinker_path", str)
     checkpoint = await service.blocking(service.store.checkpoint, path)
     return JSONResponse(
         {
@@ -170,12 +192,13 @@ async def _session(request: Request, service: Service) -> Response:
 
 
 async def _finish_session(request: Request, service: Service) -> Response:
-    body = wire.parse_json(await request.body())
+    body = await bodies.read_json(request)
     reason = str(take(body, "reason", dict, {}).get("type", "success"))
     await service.finish_session(request.path_params["session"], f"{reason} {now()}")
     return Response(status_code=204)
 
 
+_ARCHIVE = "adapter.tar"
 _CHECKPOINT = "/api/v1/training_runs/{run}/checkpoints/{kind}/{name}"
 
 HANDLERS: tuple[tuple[str, str, Handler], ...] = (
@@ -185,7 +208,8 @@ HANDLERS: tuple[tuple[str, str, Handler], ...] = (
     ("DELETE", _CHECKPOINT, _delete_checkpoint),
     ("PUT", f"{_CHECKPOINT}/ttl", _set_ttl),
     ("GET", f"{_CHECKPOINT}/archive", _archive),
-    ("GET", f"{_CHECKPOINT.replace('/api/', '/local/')}/archive", _archive_file),
+    ("GET", f"{_CHECKPOINT}/external_weights_urls", _external_weights_urls),
+    ("GET", exports.FILES_PATH + "{run}/{kind}/{name}/{file}", _file),
     ("GET", "/api/v1/checkpoints", _all_checkpoints),
     ("POST", "/api/v1/weights_info", _weights_info),
     ("GET", "/api/v1/samplers/{sampler}", _sampler),

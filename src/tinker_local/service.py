@@ -9,6 +9,7 @@ from typing import Any, TypeVar
 
 from tinker_local.checkpoints import Run, SamplerRecord, SessionRecord, Store, now
 from tinker_local.errors import GoneError, NotFoundError, ServiceError, UnauthorizedError
+from tinker_local.exports import Addresses
 from tinker_local.futures import Futures
 from tinker_local.operations import Result, Sample, Training
 from tinker_local.worker import Backend, Worker
@@ -27,6 +28,11 @@ class Served:
     tokenizer_folder: str  # where those files lie on this machine
 
 
+def sampler_id_of(session_id: str, number: int) -> str:
+    """Return the id of a session's sampler of that number."""
+    return f"{session_id}:sample:{number}"
+
+
 class Service:
     """Everything the HTTP handlers need."""
 
@@ -34,6 +40,7 @@ class Service:
         self.served = served
         self.store = store
         self.futures = Futures()
+        self.addresses = Addresses()
         self._key = key
         self._worker = Worker(backend, self._deliver, self._died)
         self._loop: asyncio.AbstractEventLoop | None = None
