@@ -14,15 +14,19 @@ from agentenv_tinker.episode import episodes_played
 
 Say = Callable[[str], None]
 
-_LOOK_SECONDS = 1.0
+_LOOK_SECONDS = 0.25
 _EPISODES_SECONDS = 15.0  # at most one line of episodes in this time
 
 
 @contextlib.contextmanager
 def quiet_console(log: Path) -> Iterator[None]:
-    """Send what libraries write to standard error, log lines and progress bars, to `log` for the block."""
+    """Send what libraries print, log lines and progress bars, to `log` for the block."""
     root = logging.getLogger()
-    with log.open("a", buffering=1) as stream, contextlib.redirect_stderr(stream):
+    with (
+        log.open("a", buffering=1) as stream,
+        contextlib.redirect_stdout(stream),
+        contextlib.redirect_stderr(stream),
+    ):
         try:
             yield
         finally:
