@@ -4,7 +4,7 @@ import base64
 import io
 import json
 from collections.abc import Iterable, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from typing import Any
 
 from PIL import Image
@@ -68,10 +68,14 @@ class Call:
     name: str
     arguments: Mapping[str, Any]
     problem: str | None = None
+    written: str = field(default="", compare=False)
+    """The arguments as the model wrote them."""
 
     @property
     def line(self) -> str:
-        return f"{self.name}({json.dumps(self.arguments, ensure_ascii=False)})"
+        """The call in one line: with the arguments that it runs with, or those that can't run."""
+        arguments = self.written if self.problem else json.dumps(self.arguments, ensure_ascii=False)
+        return f"{self.name}({arguments})"
 
 
 def opening(
@@ -125,19 +129,21 @@ def calls_of(message: Message, tools: Sequence[Tool]) -> list[Call]:
 
 
 def _call(call: ToolCall, offered: Mapping[str, Tool]) -> Call:
-    name = call.function.name
+    name, written = call.function.name, call.function.arguments or "{}"
     try:
-        arguments = json.loads(call.function.arguments or "{}")
+        arguments = json.loads(written)
     except ValueError as error:
-        return Call(call.id, name, {}, f"the arguments aren't JSON ({error}): {call.function.arguments}")
+        return Call(call.id, name, {}, f"the arguments aren't JSON ({error}): {written}", written)
     if not isinstance(arguments, dict):
-        return Call(call.id, name, {}, f"the arguments must be a JSON object, not {json.dumps(arguments)}")
+        return Call(call.id, name, {}, f"the arguments must be a JSON object, not {written}", written)
     if name not in offered:
-        return Call(call.id, name, arguments, f"there is no tool {name!r}; the tools are {', '.join(sorted(offered))}")
+        problem = f"there is no tool {name!r}; the tools are {', '.join(sorted(offered))}"
+        return Call(call.id, name, arguments, problem, written)
     typed = typed_arguments(arguments, offered[name].schema)
     if name == "bash" and "command" in offered[name].schema.get("required", ()) and "command" not in typed:
-        return Call(call.id, name, typed, "the argument 'command' is missing")  # else the episode, not bash, refuses it
-    return Call(call.id, name, typed)
+        # else the episode, and not bash, refuses it
+        return Call(call.id, name, typed, "the argument 'command' is missing", written)
+    return Call(call.id, name, typed, written=written)
 
 
 def recorded_message(message: Message, calls: Iterable[Call]) -> dict[str, Any]:

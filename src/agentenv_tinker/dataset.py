@@ -182,8 +182,9 @@ class TaskDataset(RLDataset):
         chosen = self._order[index * self._batch : (index + 1) * self._batch]
         if self._group.part == "eval":
             return [replace(self._group, index=task) for task in chosen]
-        self._at.value = index + 1  # an evaluation from here on is of a model that this batch has trained
-        return [replace(self._group, index=task, step=index) for task in chosen]
+        step = self._at.value if self._at.value % len(self) == index else index  # a trainer may go round more than once
+        self._at.value = step + 1  # an evaluation from here on is of a model that this batch has trained
+        return [replace(self._group, index=task, step=step) for task in chosen]
 
 
 @chz.chz

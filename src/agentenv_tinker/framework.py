@@ -67,6 +67,7 @@ __all__ = [
 RUNNER = "agentenv-tinker"  # who filed a run, in the framework's run index
 _POLL_SECONDS = 0.5  # how late a run learns that its turn was ended: its own 2 s is a slot held idle
 _HEALTH_SECONDS = 10.0
+_GONE = (404, 502, 503, 504)  # what the tunnel of a sandbox that is gone answers
 
 
 @dataclass(frozen=True)
@@ -255,7 +256,7 @@ async def _serves(client: httpx.AsyncClient, url: str | None) -> bool:
     if url is None:
         return True
     try:
-        return (await client.get(url)).is_success
+        return (await client.get(url)).status_code not in _GONE
     except httpx.TimeoutException:
         return True
     except httpx.TransportError:

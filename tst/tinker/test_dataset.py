@@ -69,6 +69,17 @@ async def test_batches_are_shuffled_by_the_seed_anew_each_epoch_and_the_last_hol
         train.get_batch(4)
 
 
+async def test_a_trainer_that_goes_round_again_counts_its_steps_on(ten):
+    """By the cookbook's `num_epochs` a batch is asked for again; its groups are of a later step."""
+    train, test = await builder(ten, train_split="train", test_split="held", groups_per_batch=4)()
+    [evaluated] = test.get_batch(0)[:1]
+    steps = [train.get_batch(i % len(train))[0].step for i in range(5)]
+    assert steps == [0, 1, 2, 3, 4]
+    assert evaluated.step.value == 5
+    assert train.get_batch(1)[0].step == 5
+    assert train.get_batch(1)[0].step == 1  # out of turn, a batch is its own number
+
+
 async def test_the_test_set_is_each_held_out_task_in_order_as_often_as_asked(ten):
     """The eval's own order, once each, or `eval_group_size` times, or the first few."""
     settings = {"train_split": "train", "test_split": "held", "groups_per_batch": 2}

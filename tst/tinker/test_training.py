@@ -82,15 +82,20 @@ def rewards(folder):
 async def test_in_step_each_step_and_the_evaluation_before_it_is_filed_under_its_number(bundle, tmp_path):
     """An eval group is made once, and played again at each evaluation under the step of then."""
     await trained(bundle, tmp_path, "sync")
-    groups = {"train/step-0": 2, "train/step-1": 2, "eval/step-0": 2, "eval/step-1": 2}
-    assert filed("sync") == (groups, {"COMPLETED"})
+    groups, statuses = filed("sync")
+    groups.pop("eval/step-2", None)  # newer cookbooks evaluate after the last step too
+    assert groups == {"train/step-0": 2, "train/step-1": 2, "eval/step-0": 2, "eval/step-1": 2}
+    assert statuses == {"COMPLETED"}
 
 
 async def test_a_resumed_run_goes_on_with_its_steps(bundle, tmp_path):
     """Its first evaluation is of the checkpoint that it resumed from, before any batch was asked for."""
     await trained(bundle, tmp_path, "first")
     await trained(bundle, tmp_path, "resumed", max_steps=3)
-    assert filed("resumed") == ({"train/step-2": 2, "eval/step-2": 2}, {"COMPLETED"})
+    groups, statuses = filed("resumed")
+    groups.pop("eval/step-3", None)
+    assert groups == {"train/step-2": 2, "eval/step-2": 2}
+    assert statuses == {"COMPLETED"}
 
 
 async def test_streamed_minibatches_are_filed_by_step(bundle, tmp_path):

@@ -119,6 +119,19 @@ def test_arguments_that_are_no_json_are_shown_back_to_the_model():
     assert call.problem.endswith(": {a: 1}")
 
 
+@pytest.mark.parametrize(
+    ("call", "line"),
+    [
+        (called("add", '{"a": "1"}'), 'add({"a": 1})'),
+        (called("add", "{a: 1}"), "add({a: 1})"),
+        (called("sub", '{"a": "1"}'), 'sub({"a": "1"})'),
+    ],
+)
+def test_a_call_reads_in_a_report_as_it_runs_or_as_it_was_written(call, line):
+    """So that one which can't run is seen as the model made it."""
+    assert calls_of(said("", call), [ADD])[0].line == line
+
+
 def test_a_message_is_recorded_with_the_calls_that_will_run_and_all_that_was_said():
     """A call that can't run isn't one that the run waits for."""
     message = said(
