@@ -21,6 +21,7 @@ from tinker_local.wire import take
 _POLL_SECONDS = 25.0  # the SDK gives up on a poll after 45
 _CLONE_SEQ_IDS = 1_000_000_000  # each client of a sampler numbers its requests in a block of this size
 _PROTOBUF = "application/x-protobuf"
+_SDK_AGENT = "AsyncTinker/"
 
 Handler = Callable[[Request, Service], Awaitable[Response]]
 
@@ -185,7 +186,10 @@ async def _tokenizer(request: Request, service: Service) -> Response:
 
 
 async def _not_served(request: Request, service: Service) -> Response:
-    raise NotServedError(f"{request.method} {request.url.path} is not served here; see docs/tinker-local.md")
+    error = NotServedError(f"{request.method} {request.url.path} is not served here; see docs/tinker-local.md")
+    # The SDK tries any 5xx again for five minutes, whatever the headers say: to its caller that is a hang.
+    from_sdk = request.headers.get("user-agent", "").startswith(_SDK_AGENT)
+    return _error(error, status=404 if from_sdk else error.status)
 
 
 _HANDLERS: tuple[tuple[str, str, Handler], ...] = (
@@ -234,9 +238,9 @@ def _endpoint(handler: Handler, service: Service) -> Callable[[Request], Awaitab
     return endpoint
 
 
-def _error(error: ServiceError) -> Response:
-    # Without the header the SDK's transport tries any 5xx again.
-    return JSONResponse({"detail": str(error)}, status_code=error.status, headers={"x-should-retry": "false"})
+def _error(error: ServiceError, *, status: int | None = None) -> Response:
+    # The header keeps the SDK's transport from trying again within one of its own tries.
+    return JSONResponse({"detail": str(error)}, status or error.status, headers={"x-should-retry": "false"})
 
 
 async def _http_error(request: Request, error: Any) -> Response:

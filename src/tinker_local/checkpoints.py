@@ -21,7 +21,7 @@ from safetensors import SafetensorError
 from safetensors.torch import load_file, save_file
 
 from tinker_local import exports
-from tinker_local.errors import ConflictError, InvalidRequestError, NotFoundError, ServiceError, StartupError
+from tinker_local.errors import ConflictError, InvalidRequestError, NotFoundError, StartupError, StorageError
 from tinker_local.operations import LoraSpec
 
 ADAPTER_FILE = "adapter_model.safetensors"
@@ -137,10 +137,9 @@ class Store:
 
     def run(self, model_id: str) -> Run:
         """Return a run; raises NotFoundError if there is none of that id."""
-        try:
-            record = json.loads((self._run_folder(model_id) / "run.json").read_text())
-        except (FileNotFoundError, NotADirectoryError) as error:
-            raise NotFoundError(f"there is no training run {model_id!r} here") from error
+        record = _read_json(self._run_folder(model_id) / "run.json")
+        if record is None:
+            raise NotFoundError(f"there is no training run {model_id!r} here")
         return Run(**{**record, "lora": LoraSpec(**record["lora"])})
 
     def runs(self) -> list[Run]:
@@ -160,7 +159,7 @@ class Store:
     ) -> Checkpoint:
         """Write a checkpoint, its files encrypted to the age recipients if there are any.
 
-        Raises ConflictError if it exists and is not to be overwritten, ServiceError if the disk won't take it.
+        Raises ConflictError if it exists and is not to be overwritten, StorageError if the disk won't take it.
         """
         check_name(checkpoint.name)
         place = self._checkpoint_folder(checkpoint.model_id, checkpoint.kind, checkpoint.name)
@@ -181,7 +180,8 @@ class Store:
     def checkpoint(self, path: str) -> Checkpoint:
         """Return the checkpoint at a tinker:// path.
 
-        Raises InvalidRequestError if it is no such path, NotFoundError if there is nothing there or it has expired.
+        Raises InvalidRequestError if it is no such path, NotFoundError if there is nothing there or it has expired,
+        StorageError if what is there is damaged.
         """
         model_id, kind, name = parse_path(path)
         found = self._read_checkpoint(self._checkpoint_folder(model_id, kind, name))
@@ -190,7 +190,7 @@ class Store:
         return found
 
     def checkpoints(self, model_id: str | None = None) -> list[Checkpoint]:
-        """Return all checkpoints of a run, or of all runs, the oldest first."""
+        """Return all checkpoints of a run, or of all runs, the oldest first; damaged ones are left out."""
         if model_id is not None:
             self.run(model_id)
         runs = [model_id] if model_id is not None else [folder.name for folder in (self.root / "runs").iterdir()]
@@ -199,7 +199,7 @@ class Store:
             for kind in KINDS:
                 folder = self._run_folder(run) / kind
                 if folder.is_dir():
-                    found += [self._read_checkpoint(entry) for entry in folder.iterdir()]
+                    found += [self._whole_checkpoint(entry) for entry in folder.iterdir()]
         return sorted((entry for entry in found if entry is not None), key=lambda entry: entry.created)
 
     def update_checkpoint(self, checkpoint: Checkpoint) -> None:
@@ -213,7 +213,7 @@ class Store:
         self._discard(self._checkpoint_folder(found.model_id, found.kind, found.name))
 
     def adapter(self, path: str) -> dict[str, torch.Tensor]:
-        """Return a checkpoint's adapter; raises as `checkpoint` does, and ServiceError if its file is damaged."""
+        """Return a checkpoint's adapter; raises as `checkpoint` does, and StorageError if its file is damaged."""
         found = self.checkpoint(path)
         return _read_tensors(self._checkpoint_folder(found.model_id, found.kind, found.name) / ADAPTER_FILE)
 
@@ -240,11 +240,9 @@ class Store:
 
     def sampler(self, sampler_id: str) -> SamplerRecord:
         """Return a sampler; raises NotFoundError if there is none of that id."""
-        folder = self.root / "samplers" / _folder_name(sampler_id)
-        try:
-            record = json.loads((folder / "sampler.json").read_text())
-        except (FileNotFoundError, NotADirectoryError) as error:
-            raise NotFoundError(f"there is no sampler {sampler_id!r} here") from error
+        record = _read_json(self.root / "samplers" / _folder_name(sampler_id) / "sampler.json")
+        if record is None:
+            raise NotFoundError(f"there is no sampler {sampler_id!r} here")
         lora = LoraSpec(**record["own_lora"]) if record["own_lora"] else None
         return SamplerRecord(**{**record, "own_lora": lora})
 
@@ -267,10 +265,9 @@ class Store:
 
     def session(self, session_id: str) -> SessionRecord:
         """Return a session; raises NotFoundError if there is none of that id."""
-        try:
-            record = json.loads((self.root / "sessions" / f"{_folder_name(session_id)}.json").read_text())
-        except FileNotFoundError as error:
-            raise NotFoundError(f"there is no session {session_id!r} here") from error
+        record = _read_json(self.root / "sessions" / f"{_folder_name(session_id)}.json")
+        if record is None:
+            raise NotFoundError(f"there is no session {session_id!r} here")
         return SessionRecord(**record)
 
     def sessions(self) -> list[SessionRecord]:
@@ -284,10 +281,15 @@ class Store:
     def _checkpoint_folder(self, model_id: str, kind: Kind, name: str) -> Path:
         return self._run_folder(model_id) / kind / _folder_name(name)
 
-    def _read_checkpoint(self, folder: Path) -> Checkpoint | None:
+    def _whole_checkpoint(self, folder: Path) -> Checkpoint | None:
         try:
-            record = json.loads((folder / _MANIFEST_FILE).read_text())
-        except (FileNotFoundError, NotADirectoryError):
+            return self._read_checkpoint(folder)
+        except StorageError:
+            return None
+
+    def _read_checkpoint(self, folder: Path) -> Checkpoint | None:
+        record = _read_json(folder / _MANIFEST_FILE)
+        if record is None:
             return None
         found = Checkpoint(**{**record, "lora": LoraSpec(**record["lora"])})
         if found.expires is not None and found.expires <= now():
@@ -307,7 +309,7 @@ class Store:
             draft.mkdir()
             yield draft
         except (OSError, SafetensorError) as error:
-            raise ServiceError(f"the data folder can't be written: {error}") from error
+            raise StorageError(f"the data folder can't be written: {error}") from error
         finally:
             shutil.rmtree(draft, ignore_errors=True)
 
@@ -344,8 +346,25 @@ def _write_adapter(folder: Path, adapter: State, config: Mapping[str, Any]) -> N
 
 def _write_json(place: Path, record: Mapping[str, Any]) -> None:
     draft = place.with_name(f".{place.name}.{uuid.uuid4().hex}")
-    draft.write_text(json.dumps(record))
-    draft.replace(place)
+    try:
+        draft.write_text(json.dumps(record))
+        draft.replace(place)
+    except OSError as error:
+        draft.unlink(missing_ok=True)
+        raise StorageError(f"the data folder can't be written: {error}") from error
+
+
+def _read_json(place: Path) -> dict[str, Any] | None:
+    """Return a record; None if there is none. Raises StorageError if it can't be read."""
+    try:
+        record = json.loads(place.read_text())
+    except (FileNotFoundError, NotADirectoryError):
+        return None
+    except (OSError, ValueError) as error:
+        raise StorageError(f"{place.parent.name}/{place.name} can't be read: {error}") from error
+    if not isinstance(record, dict):
+        raise StorageError(f"{place.parent.name}/{place.name} holds no record")
+    return record
 
 
 def _publish(draft: Path, place: Path) -> None:
@@ -371,4 +390,4 @@ def _read_tensors(file: Path) -> dict[str, torch.Tensor]:
     except FileNotFoundError as error:
         raise NotFoundError(f"the weights of {file.parent.name!r} are not kept any more") from error
     except (OSError, SafetensorError) as error:
-        raise ServiceError(f"{file.parent.name}/{file.name} can't be read: {error}") from error
+        raise StorageError(f"{file.parent.name}/{file.name} can't be read: {error}") from error

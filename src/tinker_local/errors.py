@@ -54,6 +54,17 @@ class TooLargeError(ServiceError):
     status = 413
 
 
+class StorageError(ServiceError):
+    """The data folder can't be read or written as the request needs."""
+
+    status = 422  # not 507: the SDK tries any 5xx again for minutes
+
+    @property
+    def category(self) -> str:
+        """The server's fault, whatever the status."""
+        return "server"
+
+
 class NotServedError(ServiceError):
     """The hosted service has this; this one does not."""
 

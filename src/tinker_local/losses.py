@@ -1,10 +1,14 @@
 """The loss functions, by the name a request gives them.
 
 Each is a pure function of one sequence's target log-probabilities [T] (cross_entropy also [T, K]) and its loss inputs,
-and returns a sum over the sequence's tokens; a request's loss is the sum over its sequences. Nothing is averaged, as
-Tinker documents it (https://tinker-docs.thinkingmachines.ai/losses).
+and returns a sum over the sequence's tokens; a request's loss is the sum over its sequences. Nothing is averaged.
+
+Formulas: https://tinker-docs.thinkingmachines.ai/tinker/losses/ and a page for each loss. Default thresholds: the
+cookbook's tutorials/202_loss_functions.py, which gives ppo 0.8 and 1.2 and cispo 0 and 4; gspo's are ppo's, because
+its page writes the same clip.
 """
 
+import sys
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 
@@ -81,14 +85,22 @@ def _clip(ratio: torch.Tensor, inputs: Inputs, config: Config) -> torch.Tensor:
 
 _POLICY_INPUTS = ("logprobs", "advantages")
 _CLIP = {"clip_low_threshold": 0.8, "clip_high_threshold": 1.2}
+_ONE_SIDED = {"clip_low_threshold": 0.0, "clip_high_threshold": 4.0}
 
 LOSSES: Mapping[str, Loss] = {
     "cross_entropy": Loss(cross_entropy, ("weights",), "weights", {}),
     "importance_sampling": Loss(importance_sampling, _POLICY_INPUTS, "advantages", {}),
     "ppo": Loss(ppo, _POLICY_INPUTS, "advantages", _CLIP, optional=tuple(_CLIP)),
-    "cispo": Loss(cispo, _POLICY_INPUTS, "advantages", _CLIP, optional=tuple(_CLIP)),
+    "cispo": Loss(cispo, _POLICY_INPUTS, "advantages", _ONE_SIDED, optional=tuple(_CLIP)),
     "gspo": Loss(gspo, (*_POLICY_INPUTS, "sequence_ratio_mask"), "advantages", _CLIP, optional=tuple(_CLIP)),
     "dro": Loss(dro, _POLICY_INPUTS, None, {"beta": 0.05}),
+}
+
+
+# What the SDK knows and this service can't compute, with what to do instead.
+_UNAVAILABLE: Mapping[str, str] = {
+    "stable_reinforce": "its formula is not published: train with 'ppo' or 'cispo' (AsyncConfig(loss_fn='ppo'))",
+    "custom": "the SDK computes a custom loss itself: call forward_backward_custom",
 }
 
 
@@ -97,6 +109,8 @@ def find(name: str) -> Loss:
 
     Raises InvalidRequestError if there is none.
     """
+    if name in _UNAVAILABLE:
+        raise InvalidRequestError(f"loss_fn {name!r} is not served here: {_UNAVAILABLE[name]}")
     if name not in LOSSES:
         raise InvalidRequestError(f"unknown loss_fn {name!r}: this service has {', '.join(sorted(LOSSES))}")
     return LOSSES[name]
@@ -111,6 +125,6 @@ def configure(loss: Loss, name: str, options: Mapping[str, float | str]) -> dict
         if key not in loss.config:
             known = ", ".join(sorted(loss.config)) or "no options"
             raise InvalidRequestError(f"loss_fn_config of {name!r} has no option {key!r}: it takes {known}")
-        if not isinstance(value, int | float):
+        if isinstance(value, bool) or not isinstance(value, int | float) or not abs(value) <= sys.float_info.max:
             raise InvalidRequestError(f"loss_fn_config[{key!r}] of {name!r} must be a number, not {value!r}")
     return {**loss.config, **{key: float(value) for key, value in options.items()}}

@@ -11,6 +11,7 @@ from tinker_local.model import LanguageModel
 from tinker_local.operations import Floats, Ints, Sample, TopLogprobs
 
 _POSITIONS = 256  # positions that go through the output head at once
+_MOST_ALTERNATIVES = 256
 
 
 @dataclass
@@ -42,6 +43,8 @@ def check(request: Sample, model: LanguageModel) -> None:
         raise InvalidRequestError(
             "topk_prompt_logprobs, topk_sample_logprobs and prompt_alt_tokens_k must be 0 or more"
         )
+    if request.alternatives > _MOST_ALTERNATIVES:
+        raise InvalidRequestError(f"prompt_alt_tokens_k is {request.alternatives}: at most {_MOST_ALTERNATIVES}")
     targets = request.target_tokens
     if targets is not None:
         if targets.ndim != 2 or len(targets) != length - 1:

@@ -1,6 +1,7 @@
 """Requests as the Tinker SDK sends them, turned into operations; every fault found is told by its place in the body."""
 
 import json
+import math
 from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Any
@@ -31,6 +32,9 @@ _DTYPES: Mapping[int, np.dtype[Any]] = {
 }
 _NAMED_DTYPES: Mapping[str, np.dtype[Any]] = {"float32": np.dtype(np.float32), "int64": np.dtype(np.int64)}
 _MISSING = object()
+_MOST_CELLS = 1 << 24  # of a tensor that is sent sparse and held dense
+_MOST_SAMPLES = 4096
+_LARGEST = 1e30  # of an optimizer's parameters: what float32 can still multiply
 
 
 @dataclass(frozen=True)
@@ -45,7 +49,7 @@ def parse_json(body: bytes) -> Json:
     """Return the body as a JSON object; raises InvalidRequestError if it is none."""
     try:
         parsed = json.loads(body or b"{}")
-    except ValueError as error:
+    except (ValueError, RecursionError) as error:
         raise InvalidRequestError(f"the body is not JSON: {error}") from error
     if not isinstance(parsed, dict):
         raise InvalidRequestError(f"the body must be a JSON object, not {type(parsed).__name__}")
@@ -71,12 +75,14 @@ def take(body: Json, key: str, kind: type | tuple[type, ...], default: Any = _MI
 
 def lora_spec(body: Json) -> LoraSpec:
     """Read a lora_config."""
-    rank = take(body, "rank", int)
+    rank, seed = take(body, "rank", int), take(body, "seed", int, None)
     if not 1 <= rank <= 1024:
         raise InvalidRequestError(f"lora_config.rank is {rank}: it must be 1 to 1024")
+    if seed is not None and not -(1 << 63) <= seed < 1 << 63:
+        raise InvalidRequestError(f"lora_config.seed is {seed}: it must fit in 64 bits")
     return LoraSpec(
         rank=rank,
-        seed=take(body, "seed", int, None),
+        seed=seed,
         train_attn=take(body, "train_attn", bool, True),
         train_mlp=take(body, "train_mlp", bool, True),
         train_unembed=take(body, "train_unembed", bool, True),
@@ -89,7 +95,7 @@ def optim_step(body: Json) -> OptimStep:
         raise InvalidRequestError(f"only Adam is served here, not {body['optimizer_params']!r}")
     params = take(body, "adam_params", dict)
     numbers = {
-        key: float(take(params, key, (int, float), default))
+        key: _real(params, key, default)
         for key, default in {
             "learning_rate": 1e-4,
             "beta1": 0.9,
@@ -100,9 +106,16 @@ def optim_step(body: Json) -> OptimStep:
         }.items()
     }
     for key, value in numbers.items():
-        if not (np.isfinite(value) and value >= 0 and (value < 1 or not key.startswith("beta"))):
+        if not (0 <= value <= _LARGEST and (value < 1 or not key.startswith("beta"))):
             raise InvalidRequestError(f"adam_params.{key} is {value}, which no Adam step can use")
     return OptimStep(model_id=take(body, "model_id", str), **numbers)
+
+
+def _real(body: Json, key: str, default: float) -> float:
+    try:
+        return float(take(body, key, (int, float), default))
+    except OverflowError as error:
+        raise InvalidRequestError(f"{key!r} is too large a number") from error
 
 
 def forward_backward(body: bytes, content_type: str, *, forward_only: bool = False) -> TrainingBody:
@@ -227,12 +240,22 @@ def _numbers(values: list[Any], dtype: np.dtype[Any], where: str) -> Array:
 def _shaped(values: Array, shape: list[int] | None, where: str) -> Array:
     if shape is None:
         return values
-    if int(np.prod(shape)) != values.size:
+    if _size(shape, where) != values.size:
         raise InvalidRequestError(f"{where} has {values.size} values for shape {shape}")
     return values.reshape(shape)
 
 
+def _size(shape: list[int], where: str) -> int:
+    """Return how many cells a tensor of that shape has; raises InvalidRequestError if none can have it."""
+    sizes = [size for size in shape if isinstance(size, int) and not isinstance(size, bool) and size >= 0]
+    cells = math.prod(sizes)
+    if len(sizes) != len(shape) or cells > _MOST_CELLS:
+        raise InvalidRequestError(f"{where} can't have the shape {shape}")
+    return cells
+
+
 def _dense(values: Array, rows: Ints, columns: Ints, shape: list[int], pad: int, where: str) -> Array:
+    _size(shape, where)
     fits = (
         len(shape) == 2
         and len(rows) == shape[0] + 1
@@ -255,11 +278,13 @@ def _join(pieces: list[Array]) -> Ints:
 
 def sample(body: Json, sampler_id: str) -> Sample:
     """Read a sample request for that sampler."""
-    targets = body.get("target_prompt_logprobs")
+    targets, count = body.get("target_prompt_logprobs"), take(body, "num_samples", int, 1)
+    if not 1 <= count <= _MOST_SAMPLES:
+        raise InvalidRequestError(f"num_samples is {count}: it must be 1 to {_MOST_SAMPLES}")
     return Sample(
         sampler_id=sampler_id,
         prompt=model_input(take(body, "prompt", dict), "prompt"),
-        num_samples=take(body, "num_samples", int, 1),
+        num_samples=count,
         params=_sampling_params(take(body, "sampling_params", dict)),
         prompt_logprobs=take(body, "prompt_logprobs", bool, False),
         prompt_logprobs_last_n=take(body, "prompt_logprobs_last_n", int, None),
@@ -284,9 +309,9 @@ def _sampling_params(body: Json) -> SamplingParams:
     return SamplingParams(
         max_tokens=take(body, "max_tokens", int, None),
         seed=take(body, "seed", int, None),
-        temperature=float(take(body, "temperature", (int, float), 1.0)),
+        temperature=_real(body, "temperature", 1.0),
         top_k=take(body, "top_k", int, -1),
-        top_p=float(take(body, "top_p", (int, float), 1.0)),
+        top_p=_real(body, "top_p", 1.0),
         stop_tokens=tokens,
         stop_strings=strings,
     )

@@ -122,6 +122,9 @@ class Worker:
             self._backend.sample(ticket, operation)
         except ServiceError as error:
             self._deliver(ticket, error)
+        except (LookupError, MemoryError, OSError, RuntimeError, TypeError, ValueError) as error:
+            _log.error("%s failed", ticket, exc_info=True)
+            self._deliver(ticket, ServiceError(f"sampling failed: {type(error).__name__}: {error}"))
 
     def _work(self) -> None:
         """Do one piece of training or sampling."""
@@ -151,7 +154,8 @@ class Worker:
             outcome: Result | ServiceError = end.value
         except ServiceError as error:
             outcome = error
-        except (RuntimeError, MemoryError, OSError) as error:
+        except (ArithmeticError, LookupError, MemoryError, OSError, RuntimeError, TypeError, ValueError) as error:
+            _log.error("%s failed", ticket, exc_info=True)
             outcome = ServiceError(f"{type(operation).__name__} failed: {type(error).__name__}: {error}")
         line.underway = None
         line.waiting.popleft()

@@ -38,7 +38,7 @@ def expected(name):
         {
             "importance_sampling": lambda r, a, new, old: r * a,
             "ppo": lambda r, a, new, old: min(r * a, clip(r) * a),
-            "cispo": lambda r, a, new, old: clip(r) * a * new,
+            "cispo": lambda r, a, new, old: clip(r, 0, 4) * a * new,
             "gspo": lambda r, a, new, old: min(s * a, clip(s) * a),
             "dro": lambda r, a, new, old: new * a - 0.5 * 0.05 * (new - old) ** 2,
         }[name](*term)
@@ -73,7 +73,7 @@ def test_cispo_weights_the_score_with_a_constant():
     """No gradient flows through cispo's clipped ratio: d loss / d logp = -clip(r) * A."""
     values = logprobs()
     LOSSES["cispo"].function(values, inputs(), configure(LOSSES["cispo"], "cispo", {})).backward()
-    gradient = [-clip(ratio) * advantage for ratio, advantage in zip(ratios(), ADVANTAGES, strict=True)]
+    gradient = [-clip(ratio, 0, 4) * advantage for ratio, advantage in zip(ratios(), ADVANTAGES, strict=True)]
     assert values.grad.tolist() == pytest.approx(gradient)
 
 
@@ -110,9 +110,33 @@ def test_an_unknown_loss_is_refused_with_the_known_ones():
 
 
 @pytest.mark.parametrize(
+    ("name", "sentence"),
+    [("stable_reinforce", "its formula is not published: train with 'ppo'"), ("custom", "forward_backward_custom")],
+)
+def test_a_loss_that_only_the_hosted_service_has_says_what_to_do(name, sentence):
+    """A name that the SDK knows is not called unknown."""
+    with pytest.raises(InvalidRequestError, match=f"loss_fn '{name}' is not served here: .*{sentence}"):
+        find(name)
+
+
+def test_cispo_caps_the_upper_side_alone():
+    """By default a ratio far below 1 keeps its weight and one far above 4 counts as 4."""
+    values = torch.tensor([-5.0, -1.0], dtype=torch.float64, requires_grad=True)
+    given = {"logprobs": torch.tensor([-1.0, -5.0]).double(), "advantages": torch.ones(2).double()}
+    LOSSES["cispo"].function(values, given, configure(LOSSES["cispo"], "cispo", {})).backward()
+    assert values.grad.tolist() == pytest.approx([-math.exp(-4), -4.0])
+
+
+@pytest.mark.parametrize(
     ("options", "sentence"),
-    [({"beta": "x"}, "must be a number, not 'x'"), ({"gamma": 1.0}, "has no option 'gamma': it takes beta")],
-    ids=["text", "unknown"],
+    [
+        ({"beta": "x"}, "must be a number, not 'x'"),
+        ({"beta": True}, "must be a number, not True"),
+        ({"beta": 10**400}, "must be a number"),
+        ({"beta": math.nan}, "must be a number, not nan"),
+        ({"gamma": 1.0}, "has no option 'gamma': it takes beta"),
+    ],
+    ids=["text", "bool", "huge", "nan", "unknown"],
 )
 def test_options_that_do_not_fit_are_refused(options, sentence):
     """An option is a known number or an error."""
