@@ -13,9 +13,8 @@ import agentenv_tinker
 
 SOURCES = Path(__file__).parent.parent / "src"
 MODULES = {
-    f"{path.parent.name}.{path.stem}": path
-    for path in SOURCES.glob("*/*.py")
-    if path.stem not in ("__init__", "__main__")
+    ".".join(path.relative_to(SOURCES).with_suffix("").parts).removesuffix(".__init__"): path
+    for path in SOURCES.rglob("*.py")
 }
 TRAINER = {name: path for name, path in MODULES.items() if name.startswith("agentenv_tinker.")}
 
@@ -38,9 +37,14 @@ def packages(path):
     return {name.partition(".")[0] for name in imported(path)}
 
 
+def noun(name):
+    """The part of the package that a module is, or belongs to: `sandboxes`, for `agentenv_tinker.sandboxes.pool`."""
+    return name.split(".")[1]
+
+
 def importers(package):
-    """The modules of the trainer that import `package`."""
-    return {name.partition(".")[2] for name, path in TRAINER.items() if package in packages(path)}
+    """The parts of the trainer that import `package`."""
+    return {noun(name) for name, path in TRAINER.items() if package in packages(path)}
 
 
 @pytest.mark.parametrize("module", ["errors", "reward", "arguments", "config", "evaluation"])
@@ -53,9 +57,10 @@ def test_what_needs_no_library_imports_none(module):
     assert {name.split(".")[1] for name in ours} <= ({"errors"} if module != "errors" else set())
 
 
-def test_only_framework_imports_the_framework():
+def test_only_framework_imports_the_framework_and_the_sandbox_provider_that_it_loads():
     """Its non-public parts are touched in one place, with one test of them."""
-    assert importers("agent_env") == importers("agentenv_protocol") == {"framework"}
+    assert importers("agentenv_protocol") == {"framework"}
+    assert {"framework"} <= importers("agent_env") <= {"framework", "sandboxes"}
 
 
 def test_only_sandboxes_imports_docker():
@@ -71,20 +76,15 @@ def test_the_trainer_and_the_local_service_meet_over_http_alone():
 
 
 def test_modules_import_each_other_in_one_direction():
-    """There is an order in which each comes after what it imports."""
-    names = {name.partition(".")[2] for name in TRAINER}
-    graph = {
-        name.partition(".")[2]: {
-            part.split(".")[1] if part.split(".")[1] in names else part.split(".")[-1]
-            for part in imported(path, deferred=False)
-            if part.startswith("agentenv_tinker.")
-        }
-        & names
-        for name, path in TRAINER.items()
-    }
+    """There is an order in which each part comes after what it imports."""
+    nouns = {noun(name) for name in TRAINER}
+    graph = {each: set() for each in nouns}
+    for name, path in TRAINER.items():
+        ours = [part.split(".") for part in imported(path, deferred=False) if part.startswith("agentenv_tinker.")]
+        graph[noun(name)] |= {part for parts in ours for part in parts[1:3] if part in nouns} - {noun(name)}
     order = list(graphlib.TopologicalSorter(graph).static_order())
-    assert order.index("errors") < order.index("framework") < order.index("bundle") < order.index("episode")
-    assert order.index("episode") < order.index("env") < order.index("rollout") < order.index("dataset")
+    layers = ["framework", "bundle", "episode", "env", "rollout", "dataset"]
+    assert sorted(layers, key=order.index) == layers
 
 
 def test_the_public_list_is_what_is_exported():
