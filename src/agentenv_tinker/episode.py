@@ -17,6 +17,7 @@ from agentenv_tinker.bundle import PlayableTask
 from agentenv_tinker.conversation import READ_SKILL, Answer, Call, Skill, Tool, read_skill_tool
 from agentenv_tinker.errors import EpisodeFailedError, EpisodeTimeoutError, described
 from agentenv_tinker.records import RunFile
+from agentenv_tinker.sandboxes import verdicts
 
 _T = TypeVar("_T")
 
@@ -90,6 +91,7 @@ class EpisodeRun:
 
     async def start(self) -> OpenTurn:
         """Wait for a slot, start the run, and return its first turn."""
+        verdicts.expect()
         slot = _slots_of(self.max_concurrent)
         await slot.acquire()
         if self._over:
@@ -285,6 +287,9 @@ class EpisodeRun:
             self._slot.release()
             self._slot = None
         _live.discard(self)
+        if self._episode is not None:
+            went_well = status is framework.RunStatus.COMPLETED
+            verdicts.tell(framework.sandbox_ids(self._episode), went_well=went_well)
         await self._closing.aclose()
         if self._episode is not None:
             await self._file.close(self._episode, status, error)

@@ -27,6 +27,7 @@ from agent_env.store.routing import namespace_routing, run_scope
 from agent_env.task import EpisodeError, EpisodeSpec, Task
 from agent_env.task.episode import Episode, Turn
 from agent_env.task.episode.run import TurnTools
+from agent_env.task.teardown import recorded_sandboxes
 from agent_env.task_step.task_step import TaskStep
 from agent_env.task_step.task_steps.add_skills import AddSkillsTaskStep, Skill
 from agent_env.task_step.task_steps.deploy_agent import DeployAgentTaskStep, _skill_fields
@@ -59,6 +60,7 @@ __all__ = [
     "read_skill",
     "routing",
     "run_status",
+    "sandbox_ids",
     "scores_of",
     "scoring_steps",
     "skill_names",
@@ -237,6 +239,11 @@ def _text_result(text: str, *, is_error: bool) -> ToolResult:
 def is_lost_agent(error: BaseException) -> bool:
     """Whether `error` is of the way to the played agent's proxy: where it has a sandbox, that one died."""
     return isinstance(error, httpx.TransportError)
+
+
+def sandbox_ids(episode: Episode) -> list[str]:
+    """The ids of every sandbox that a run was given, those of steps that were tried again included."""
+    return [sandbox.sandbox_id for sandbox in recorded_sandboxes(episode._context)]
 
 
 async def dead_envs(episode: Episode) -> list[str]:
