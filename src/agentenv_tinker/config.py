@@ -42,6 +42,7 @@ class RunConfig:
     lora_rank: Annotated[int, "The adapter's rank."] = 32
     temperature: Annotated[float, "The temperature of the training rollouts."] = 1.0
     max_tokens: Annotated[int, "Tokens that the model may write in one message."] = 128
+    max_trajectory_tokens: Annotated[int, "Tokens that a rollout may hold, the next message's included."] = 8192
     max_turn_messages: Annotated[int, "Messages that the model may write in one turn."] = 4
     max_concurrent_episodes: Annotated[int, "Episodes under way at once."] = 8
     sandbox: Annotated[str, "The framework's sandbox provider."] = "local"
@@ -49,7 +50,7 @@ class RunConfig:
 
     def __post_init__(self) -> None:
         counts = ("steps", "groups_per_batch", "group_size", "lora_rank", "max_tokens", "max_turn_messages")
-        for name in (*counts, "max_concurrent_episodes"):
+        for name in (*counts, "max_trajectory_tokens", "max_concurrent_episodes"):
             if getattr(self, name) < 1:
                 raise ConfigError(f"{name} must be 1 or more, not {getattr(self, name)}")
         for name in ("eval_tasks", "eval_every"):

@@ -57,6 +57,7 @@ def test_settings_are_saved_as_json_values() -> None:
         "lora_rank": 32,
         "temperature": 1.0,
         "max_tokens": 128,
+        "max_trajectory_tokens": 8192,
         "max_turn_messages": 4,
         "max_concurrent_episodes": 8,
         "sandbox": "local",
