@@ -126,7 +126,8 @@ def test_an_unreachable_service(tmp_path: Path, gridsim: Path) -> None:
 
 def test_a_wrong_key(tmp_path: Path, gridsim: Path, served: str) -> None:
     """The line says which variable holds the key, and never the key."""
-    line = refused(tmp_path, "gridsim", "--model", "tiny", TINKER_BASE_URL=served, TINKER_API_KEY="tml-other")
+    model = ("--model", "tiny", "--renderer", "qwen3_instruct")
+    line = refused(tmp_path, "gridsim", *model, TINKER_BASE_URL=served, TINKER_API_KEY="tml-other")
 
     assert line.startswith(f"the Tinker service at {served} refuses the key in TINKER_API_KEY")
     assert "tml-other" not in line

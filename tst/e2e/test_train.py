@@ -1,5 +1,6 @@
 """A real training run outside the stack: real sandboxes, tokens, steps and evaluations, and its end by Ctrl-C."""
 
+import asyncio
 import json
 import os
 import re
@@ -11,11 +12,9 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-
-from agentenv_tinker import framework
-from agentenv_tinker.bundle import playable
-from agentenv_tinker.conversation import Call
-from agentenv_tinker.episode import EpisodeRun
+from agent_env.bundle import prepare_bundle
+from agent_env.store.routing import namespace_routing
+from agent_env.task import EpisodeSpec
 
 REPOSITORY = Path(__file__).resolve().parents[2]
 GRIDSIM = REPOSITORY / "bundles" / "gridsim"
@@ -98,14 +97,16 @@ def test_a_recorded_rollout_scores_the_same_when_its_actions_are_played_by_hand(
     """The calls of a recorded evaluation rollout, made again in a fresh episode, end in the recorded score."""
     recorded = max(rollouts(folder, 0, "eval_test"), key=lambda rollout: rollout["total_reward"])
     calls = [
-        Call(None, *called(text))
+        called(text)
         for step in recorded["steps"]
         for name, text in step["logs"].items()
         if name.startswith("tool_call_") and text.startswith(("read_day(", "submit_schedule("))
     ]
     monkeypatch.setenv("XDG_STATE_HOME", str(tmp_path))
 
-    assert play(recorded["steps"][-1]["logs"]["task"], calls) == pytest.approx(recorded["total_reward"])
+    scored = asyncio.run(play(recorded["steps"][-1]["logs"]["task"], calls))
+
+    assert scored == pytest.approx(recorded["total_reward"])
 
 
 def called(text: str) -> tuple[str, dict[str, Any]]:
@@ -113,20 +114,19 @@ def called(text: str) -> tuple[str, dict[str, Any]]:
     return name, json.loads(arguments)
 
 
-def play(task: str, calls: list[Call]) -> float:
-    """The score of an episode of `task` that makes `calls`."""
-    import asyncio
-
-    async def scored() -> float:
-        bundle = await asyncio.to_thread(playable, str(GRIDSIM), reward=None, sandbox="local", turn_seconds=None)
-        [chosen] = [each for each in bundle.split("held_out") if each.name == task]
-        run = EpisodeRun(chosen, "local", "by hand", 1)
-        await run.start()
-        await run.act(calls, in_order=True)
-        return (await run.scores())["profit"]
-
-    with framework.routing():
-        return asyncio.run(scored())
+async def play(task: str, calls: list[tuple[str, dict[str, Any]]]) -> float:
+    """The score of an episode of `task` that makes `calls`, by the framework alone."""
+    with namespace_routing():
+        prepared = await asyncio.to_thread(prepare_bundle, GRIDSIM, tasks=[task], played=True, sandbox="local")
+        [(_, played)] = prepared.tasks
+        episode = await EpisodeSpec.from_task(played).start(sandbox="local")
+        turn = await episode.next_turn()
+        assert turn is not None
+        async with turn.tools() as tools:
+            for name, arguments in calls:
+                await tools.call(name, arguments)
+        await turn.end()
+        return (await episode.result())["profit"]
 
 
 def test_ctrl_c_stops_within_30_seconds_and_leaves_nothing(runs: Path) -> None:
