@@ -37,6 +37,12 @@ def command(*arguments: str, **environment: str) -> Iterator[tuple[subprocess.Po
         process.communicate()
 
 
+def free_port() -> str:
+    """Return a port that a service can be started on again under its old address."""
+    with socket.create_server(("127.0.0.1", 0)) as taken:
+        return str(taken.getsockname()[1])
+
+
 def refusal(*arguments: str, **environment: str) -> tuple[int, str, str]:
     """Run the command to its end and give its exit code and what it wrote."""
     done = subprocess.run(
@@ -76,8 +82,8 @@ def test_a_killed_service_goes_on_from_its_checkpoints(tmp_path, ready):
             loss_fn_inputs={"target_tokens": TEXT[1:], "weights": [1.0] * 4},
         )
     ]
-    step = types.AdamParams(learning_rate=1e-2)
-    with command("--data", str(tmp_path)) as (process, url):
+    step, place = types.AdamParams(learning_rate=1e-2), ("--data", str(tmp_path), "--port", free_port())
+    with command(*place) as (process, url):
         client = tinker.ServiceClient(base_url=url, api_key="tml-test")
         run = ready(client.create_lora_training_client("tiny", rank=2, seed=1))
         run.forward_backward(data, "cross_entropy").result(timeout=60)
@@ -86,19 +92,16 @@ def test_a_killed_service_goes_on_from_its_checkpoints(tmp_path, ready):
         weights = run.save_weights_for_sampler("kept").result(timeout=60).path
         expected = run.forward_backward(data, "cross_entropy").result(timeout=60).metrics
         sampler = ready(client.create_sampling_client(model_path=weights))
-        handle = sampler._sampling_session_id
         before = sampler.compute_logprobs(types.ModelInput.from_ints(TEXT)).result(timeout=60)
         run.forward_backward(data * 500, "cross_entropy")
         process.kill()
     (tmp_path / "drafts" / "half-written").mkdir()
-    with command("--data", str(tmp_path)) as (_, url):
-        client = tinker.ServiceClient(base_url=url, api_key="tml-test")
+    with command(*place):
         listed = client.create_rest_client().list_checkpoints(run.model_id).result(timeout=30).checkpoints
         resumed = ready(client.create_training_client_from_state_with_optimizer(state))
-        again = tinker.SamplingClient(client.holder, sampling_session_id=handle, base_model="tiny")
         assert [entry.tinker_path for entry in listed] == [state, weights]
         assert resumed.forward(data, "cross_entropy").result(timeout=60).metrics == pytest.approx(expected, abs=1e-6)
-        assert again.compute_logprobs(types.ModelInput.from_ints(TEXT)).result(timeout=60) == pytest.approx(
+        assert sampler.compute_logprobs(types.ModelInput.from_ints(TEXT)).result(timeout=60) == pytest.approx(
             before, abs=1e-5
         )
         assert list((tmp_path / "drafts").glob("half*")) == []
@@ -106,15 +109,13 @@ def test_a_killed_service_goes_on_from_its_checkpoints(tmp_path, ready):
 
 def test_a_run_that_was_lost_names_its_last_checkpoint(tmp_path, ready):
     """A client that goes on with a run of before the restart is told where to resume."""
-    with command("--data", str(tmp_path)) as (_, url):
+    place = ("--data", str(tmp_path), "--port", free_port())
+    with command(*place) as (_, url):
         client = tinker.ServiceClient(base_url=url, api_key="tml-test")
         run = ready(client.create_lora_training_client("tiny", rank=2))
         state = run.save_state("kept").result(timeout=60).path
-    with command("--data", str(tmp_path)) as (_, url):
-        client = tinker.ServiceClient(base_url=url, api_key="tml-test")
-        lost = tinker.TrainingClient(client.holder, 0, run.model_id, info=run.get_info())
-        with pytest.raises(tinker.RequestFailedError, match=f"go on from its last checkpoint {state}"):
-            lost.save_state("more").result(timeout=60)
+    with command(*place), pytest.raises(tinker.RequestFailedError, match=f"go on from its last checkpoint {state}"):
+        run.save_state("more").result(timeout=60)
 
 
 def test_a_key_of_its_own_is_the_only_one_it_takes(tmp_path):
