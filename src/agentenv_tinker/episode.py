@@ -75,6 +75,7 @@ class EpisodeRun:
     _failure: EpisodeFailedError | None = field(default=None, init=False)
     _ending: asyncio.Task[None] | None = field(default=None, init=False)
     _over: bool = field(default=False, init=False)
+    _overran: bool = field(default=False, init=False)  # whether a call was given up on, which its env may still work at
 
     def __post_init__(self) -> None:
         self._file = RunFile(self.task.prepared.task, self.run_group)
@@ -200,7 +201,9 @@ class EpisodeRun:
 
     async def _called(self, call: Call) -> Answer:
         assert self._tools is not None
-        result = await framework.call_tool(self._tools, call.name, dict(call.arguments), seconds=self.deadlines.call)
+        seconds, begun = self.deadlines.call, asyncio.get_running_loop().time()
+        result = await framework.call_tool(self._tools, call.name, dict(call.arguments), seconds=seconds)
+        self._overran |= asyncio.get_running_loop().time() - begun >= seconds
         if result.isError:
             await self._check_envs()
         return Answer(result.content, is_error=result.isError)
@@ -289,7 +292,7 @@ class EpisodeRun:
             self._slot = None
         _live.discard(self)
         if self._episode is not None:
-            went_well = status is framework.RunStatus.COMPLETED
+            went_well = status is framework.RunStatus.COMPLETED and not self._overran
             verdicts.tell(framework.sandbox_ids(self._episode), went_well=went_well)
         await self._closing.aclose()
         if self._episode is not None:

@@ -111,7 +111,7 @@ def _records_in(folder: Path) -> Iterator[None]:
 
 async def _prepared(config: RunConfig, say: Say) -> AgentEnvDatasetBuilder:
     """The dataset of the bundle, which is prepared and has the splits that are asked for."""
-    if config.sandbox == "local":
+    if config.sandbox in ("local", "pool"):
         say(f"sandboxes: Docker {await asyncio.to_thread(check_docker)}")
     dataset = _dataset(config)
     bundle = await asyncio.to_thread(dataset.playable)

@@ -35,6 +35,7 @@ _STARTS_AT_ONCE = 4
 _READY_SECONDS = 180.0  # as the framework waits for a server
 _TRIES = 5
 _POLL_SECONDS = 0.05
+_ROOM = 0.15  # of the machine's memory, below which none is started ahead
 _CARD_PATH = "/.well-known/agent-env.json"
 
 
@@ -77,11 +78,16 @@ class Host:
 
     def __init__(self, *, free_port: Callable[[], int]) -> None:
         self.client = docker.from_env(timeout=_ANSWER_SECONDS, max_pool_size=64)
-        self.http = httpx.Client(verify=False, trust_env=False, limits=httpx.Limits(max_connections=None))
+        self.http = httpx.Client(verify=False, trust_env=False, limits=httpx.Limits(max_keepalive_connections=0))
         self.owners = Owners(self.client)
         self.stopping = threading.Event()
         self._free_port = free_port
         self._starts = threading.BoundedSemaphore(_STARTS_AT_ONCE)
+
+    def close(self) -> None:
+        """Close every connection."""
+        self.http.close()
+        self.client.close()
 
     def image_id(self, image: str) -> str:
         """The id of the image that `image` names now. Raises SandboxError where the daemon has none."""
@@ -222,3 +228,13 @@ def _archive(folder: Path, *, at: str) -> bytes:
     with tarfile.open(fileobj=packed, mode="w") as archive:
         archive.add(folder, arcname=at.lstrip("/"))
     return packed.getvalue()
+
+
+def has_room() -> bool:
+    """Whether this machine has memory left for containers that nobody has asked for yet."""
+    try:
+        lines = Path("/proc/meminfo").read_text().splitlines()
+    except OSError:
+        return True
+    sizes = {name: int(rest.split()[0]) for name, _, rest in (line.partition(":") for line in lines)}
+    return sizes["MemAvailable"] > _ROOM * sizes["MemTotal"]

@@ -16,7 +16,6 @@ from concurrent.futures import Future
 from contextlib import suppress
 from dataclasses import replace
 from functools import partial
-from pathlib import Path
 
 import httpx
 import requests
@@ -24,8 +23,8 @@ from docker.errors import DockerException
 
 from agentenv_tinker.errors import SandboxError, described
 from agentenv_tinker.sandboxes import proof, verdicts
-from agentenv_tinker.sandboxes.host import Container, Host, Spec
-from agentenv_tinker.sandboxes.owner import RENEW_SECONDS
+from agentenv_tinker.sandboxes.host import Container, Host, Spec, has_room
+from agentenv_tinker.sandboxes.owner import RENEW_SECONDS, this_process
 from agentenv_tinker.sandboxes.shelf import Lease, Shelf, Warm
 from agentenv_tinker.sandboxes.workers import Workers
 
@@ -35,7 +34,6 @@ _IDLE_SECONDS = 600.0  # longer than a step of training, over which containers s
 _VERDICT_SECONDS = 10.0  # an episode's scores and its verdict come right after its teardown
 _CLOSE_SECONDS = 30.0
 _MOST_EPISODES = 50
-_ROOM = 0.15  # of the machine's memory, below which none is started ahead
 _ERRORS = (*proof.PROOF_ERRORS, DockerException, requests.RequestException, httpx.HTTPError)
 
 
@@ -105,13 +103,18 @@ class Pool:
                 self._decide(lease)
 
     @property
+    def here(self) -> bool:
+        """Whether it is this process's own, and no fork's copy of its parent's."""
+        return self._host.owners.me == this_process()
+
+    @property
     def closed(self) -> bool:
         """Whether it gives out no containers any more."""
         return self._host.stopping.is_set()
 
     def close(self) -> None:
         """Remove every container of this process and its lease. Blocks for seconds, a minute or so at most."""
-        if self.closed:
+        if self.closed or not self.here:
             return
         self._host.stopping.set()
         atexit.unregister(self.close)
@@ -127,6 +130,7 @@ class Pool:
                 self._removers.submit(partial(self._host.remove, container))
             self._removers.stop(seconds=_CLOSE_SECONDS, finish=True)
             self._host.owners.release(self._host.owners.me)
+        self._host.close()
 
     def _ask(self, spec: Spec, asked: Future[Lease]) -> None:
         try:
@@ -150,7 +154,7 @@ class Pool:
         while shelf.idle and (asked := shelf.next_waiting()) is not None:
             shelf.coming += 1
             self._workers.submit(partial(self._hand_over, shelf, shelf.idle.pop(), asked))
-        for _ in range(shelf.missing(room=_room())):
+        for _ in range(shelf.missing(room=has_room())):
             shelf.starting += 1
             self._starters.submit(partial(self._start, shelf))
 
@@ -286,13 +290,3 @@ class Pool:
 def _fail(asked: Future[Lease], error: SandboxError) -> None:
     if not asked.done() and asked.set_running_or_notify_cancel():
         asked.set_exception(error)
-
-
-def _room() -> bool:
-    """Whether this machine has memory left for containers that nobody has asked for yet."""
-    try:
-        lines = Path("/proc/meminfo").read_text().splitlines()
-    except OSError:
-        return True
-    sizes = {name: int(rest.split()[0]) for name, _, rest in (line.partition(":") for line in lines)}
-    return sizes["MemAvailable"] > _ROOM * sizes["MemTotal"]

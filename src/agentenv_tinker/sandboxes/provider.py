@@ -36,7 +36,7 @@ def the_pool() -> Pool:
     """
     global _pool
     with _making:
-        if _pool is None or _pool.closed:
+        if _pool is None or _pool.closed or not _pool.here:
             _pool = Pool(Host(free_port=local._free_host_port), recycle=_recycles())
             verdicts.listen(_pool.tell)
         return _pool

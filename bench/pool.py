@@ -1,0 +1,217 @@
+"""What an episode costs on the warm pool, beside the framework's own local provider and its OpenEnv server.
+
+    python bench/pool.py [--rounds 5] [--at-once 8]
+
+All play the same GridSim days with the same call and must score them the same, or the benchmark fails. Rounds of the
+peers alternate, so that what else the machine does is in all of them; a ratio is of the medians.
+"""
+
+import argparse
+import asyncio
+import contextlib
+import json
+import math
+import os
+import platform
+import statistics
+import subprocess
+import sys
+import time
+from collections.abc import AsyncIterator, Awaitable, Callable, Iterator
+from dataclasses import dataclass, field
+from importlib.metadata import version
+from pathlib import Path
+
+import uvicorn
+from agent_env.openenv import build_app
+from agent_env.store.routing import namespace_routing
+from agent_env.task import EpisodeSpec
+from openenv.core.env_server.mcp_types import CallToolAction
+from openenv.core.mcp_client import MCPToolClient
+
+import docker
+from agentenv_tinker.bundle import PlayableTask, PlayRule, playable
+from agentenv_tinker.conversation import Call
+from agentenv_tinker.episode import EpisodeRun
+from agentenv_tinker.sandboxes.provider import the_pool
+
+BUNDLE = Path(__file__).resolve().parents[1] / "bundles" / "gridsim"
+SPLIT = "held_out"
+IDLE_SCORE = 0.2  # what a day without a trade earns, by the bundle's rule
+WARM_UP_SECONDS = 20.0
+RULE = PlayRule(reward=None, trainer_agents=(), skills="show", turn_seconds=600, sandbox_seconds=3600)
+
+
+@dataclass(frozen=True)
+class Played:
+    """One episode's score, and in seconds how long its start and its end took."""
+
+    score: float
+    start: float
+    end: float
+
+
+Play = Callable[[int], Awaitable[Played]]
+
+
+@dataclass
+class Peer:
+    """Somebody who plays, and what their rounds measured."""
+
+    name: str
+    play: Play
+    per_episode: list[float] = field(default_factory=list)
+    """Seconds of a round, by its number of episodes."""
+    starts_alone: list[float] = field(default_factory=list)
+    ends_alone: list[float] = field(default_factory=list)
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser(description=__doc__)
+    parser.add_argument("--rounds", type=int, default=5)
+    parser.add_argument("--at-once", type=int, default=8)
+    parser.add_argument("--serve", type=int, metavar="PORT", help=argparse.SUPPRESS)
+    options = parser.parse_args()
+    if options.serve is not None:
+        uvicorn.run(build_app(BUNDLE, sandbox="local"), host="127.0.0.1", port=options.serve, log_level="error")
+        return
+    with openenv_server() as url:
+        asyncio.run(bench(url, rounds=options.rounds, at_once=options.at_once))
+
+
+async def bench(url: str, *, rounds: int, at_once: int) -> None:
+    tasks = (await asyncio.to_thread(playable, str(BUNDLE), rule=RULE, sandbox="pool")).split(SPLIT)
+    days = [holds(task.name) for task in tasks[:at_once]]
+    ours = lambda index: play_ours(tasks[index], days[index], sandbox="pool")  # noqa: E731
+    peers = [
+        Peer("the pool", ours),
+        Peer("local provider", lambda index: play_framework(tasks[index], days[index])),
+        Peer("OpenEnv server", lambda index: play_openenv(url, index, days[index])),
+    ]
+    for _ in range(rounds):
+        for peer in peers:
+            await measure(peer, at_once=at_once)
+    once = Peer("the pool, RECYCLE=0", ours)
+    async with recycling("0"):
+        for _ in range(rounds):
+            await measure(once, at_once=at_once)
+    report([*peers, once], rounds=rounds, at_once=at_once)
+
+
+async def measure(peer: Peer, *, at_once: int) -> None:
+    """A round of `at_once` episodes, and one alone. Containers that start ahead get some time in between, as a model
+    that samples gives it. Raises SystemExit where an episode scored what it must not."""
+    begun = time.perf_counter()
+    played = await asyncio.gather(*(peer.play(index) for index in range(at_once)))
+    peer.per_episode.append((time.perf_counter() - begun) / at_once)
+    await asyncio.sleep(WARM_UP_SECONDS if "pool" in peer.name else 0)
+    alone = await peer.play(0)
+    peer.starts_alone.append(alone.start)
+    peer.ends_alone.append(alone.end)
+    wrong = [each.score for each in (*played, alone) if not math.isclose(each.score, IDLE_SCORE, abs_tol=1e-5)]
+    if wrong:
+        raise SystemExit(f"{peer.name}: a day without a trade scored {wrong}, not {IDLE_SCORE}: no figure is valid")
+
+
+async def play_ours(task: PlayableTask, schedule: str, *, sandbox: str) -> Played:
+    run = EpisodeRun(task, sandbox, "bench", 1000)
+    begun = time.perf_counter()
+    await run.start()
+    started = time.perf_counter()
+    await run.act([Call("1", "submit_schedule", {"schedule": schedule})], in_order=True)
+    replied = time.perf_counter()
+    await run.end_turn("Done.")
+    [score] = (await run.scores()).values()
+    return Played(score, started - begun, time.perf_counter() - replied)
+
+
+async def play_framework(task: PlayableTask, schedule: str) -> Played:
+    spec = EpisodeSpec.from_task(task.prepared.task)
+    begun = time.perf_counter()
+    with namespace_routing():
+        episode = await spec.start(sandbox="local")
+        turn = await episode.next_turn()
+        started = time.perf_counter()
+        assert turn is not None
+        async with turn.tools() as tools:
+            await tools.call("submit_schedule", {"schedule": schedule})
+        replied = time.perf_counter()
+        await turn.end("Done.")
+        [score] = (await episode.result()).values()
+    return Played(score, started - begun, time.perf_counter() - replied)
+
+
+async def play_openenv(url: str, index: int, schedule: str) -> Played:
+    begun = time.perf_counter()
+    async with MCPToolClient(base_url=url, message_timeout_s=600) as env:
+        await env.reset(split=SPLIT, index=index)
+        started = time.perf_counter()
+        await env.step(CallToolAction(tool_name="submit_schedule", arguments={"schedule": schedule}))
+        replied = time.perf_counter()
+        end = await env.step(CallToolAction(tool_name="end_turn", arguments={"response": "Done."}))
+        return Played(float(end.reward), started - begun, time.perf_counter() - replied)
+
+
+def holds(task: str) -> str:
+    """The schedule of the task's day that trades nothing."""
+    steps = json.loads((BUNDLE / "tasks" / f"{task}.json").read_text())
+    [directive] = next(step["directives"] for step in steps if step["id"] == "day")
+    return " ".join(["hold"] * len(directive["args"]["prices"]))
+
+
+@contextlib.asynccontextmanager
+async def recycling(value: str) -> AsyncIterator[None]:
+    """The block plays on a pool of its own, made with that RECYCLE."""
+    (await asyncio.to_thread(the_pool)).close()
+    os.environ["RECYCLE"] = value
+    try:
+        yield
+    finally:
+        del os.environ["RECYCLE"]
+        (await asyncio.to_thread(the_pool)).close()
+
+
+@contextlib.contextmanager
+def openenv_server() -> Iterator[str]:
+    """The framework's OpenEnv server in a process of its own: its URL."""
+    import socket
+
+    with socket.socket() as free:
+        free.bind(("127.0.0.1", 0))
+        port = free.getsockname()[1]
+    server = subprocess.Popen([sys.executable, __file__, "--serve", str(port)])
+    try:
+        for _ in range(1200):
+            if server.poll() is not None:
+                raise SystemExit("the OpenEnv server did not start")
+            with contextlib.suppress(OSError), socket.create_connection(("127.0.0.1", port), 1):
+                break
+            time.sleep(0.1)
+        yield f"http://127.0.0.1:{port}"
+    finally:
+        server.terminate()
+        server.wait(60)
+
+
+def report(peers: list[Peer], *, rounds: int, at_once: int) -> None:
+    client = docker.from_env()
+    engine = client.version()["Version"]
+    client.close()
+    names = ("agentenv-framework", "agentenv-tinker", "tinker-cookbook", "openenv")
+    print(f"{os.cpu_count()} CPUs ({platform.machine()}), load {os.getloadavg()[1]:.1f}, Python", end=" ")
+    print(platform.python_version(), f"Docker {engine}", *(f"{name} {version(name)}" for name in names), sep=", ")
+    print(f"\nGridSim, {rounds} rounds; median (least to most); a ratio is a peer's median by the first row's\n")
+    print(f"| | s per episode, {at_once} at once | ratio | alone: start to first turn, s | last reply to reward, s |")
+    print("| --- | --- | --- | --- | --- |")
+    for peer in peers:
+        ratio = statistics.median(peer.per_episode) / statistics.median(peers[0].per_episode)
+        cells = [spread(peer.per_episode), f"{ratio:.1f}", spread(peer.starts_alone), spread(peer.ends_alone)]
+        print("|", " | ".join([peer.name, *cells]), "|")
+
+
+def spread(values: list[float]) -> str:
+    return f"{statistics.median(values):.3f} ({min(values):.3f} to {max(values):.3f})"
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,354 @@
+"""The warm pool in Docker: an episode on it is as one in a fresh container, whatever those before it left or broke."""
+
+import asyncio
+import json
+import os
+import random
+import re
+import shutil
+import signal
+import subprocess
+import sys
+import tempfile
+import time
+from pathlib import Path
+
+import pytest
+
+import docker
+from agentenv_tinker import framework
+from agentenv_tinker.bundle import PlayRule, playable
+from agentenv_tinker.conversation import Call
+from agentenv_tinker.episode import Deadlines, EpisodeRun
+from agentenv_tinker.errors import EpisodeFailedError
+from agentenv_tinker.sandboxes.host import PREFIX, Host
+from agentenv_tinker.sandboxes.owner import OWNER_LABEL, Owners
+from agentenv_tinker.sandboxes.provider import the_pool
+
+NOTEBOOK = Path(__file__).with_name("pool_env")
+KINDS = ("honest", "plain", "dirty", "liar", "crasher", "raiser", "leaky", "slow")
+EPISODES = int(os.environ.get("POOL_EPISODES", "40"))
+SCORES = """
+from agentenv_protocol.client import get_data
+
+async def verify(mcp_url):
+    answer = await get_data(mcp_url.removesuffix("/mcp"))
+    notes = answer.parts[0].data["notes"]
+    return [{"id": "notes", "score": len(notes) / 10, "result": True, "description": repr(notes)}]
+"""
+DEADLINES = Deadlines(start=300, call=30, end=120)
+EMPTY = "notes [] files [] sleepers 0"
+RULE = PlayRule(reward=None, trainer_agents=(), skills="show", turn_seconds=600, sandbox_seconds=3600)
+
+
+def task(kind):
+    """A task that asks for notes and scores how many there are."""
+    return [
+        {"id": "env", "type": "deploy_env", "env_id": kind},
+        {"id": "agent", "type": "deploy_agent", "env_ids": [kind], "system_prompt": "", "depends_on": ["env"]},
+        {"id": "ask", "type": "prompt_agent", "prompt": "Write notes.", "depends_on": ["agent"]},
+        {
+            "id": "notes",
+            "type": "env_outcome_verifier",
+            "env_id": kind,
+            "file_artifact_id": "notes",
+            "verifier_id": "notes",
+            "score_aggregator": "weighted_average",
+            "depends_on": ["ask"],
+        },
+    ]
+
+
+@pytest.fixture(scope="module")
+def workspace():
+    """A folder of these tests alone, the framework's state in it; the images built from its bundle go with it."""
+    with tempfile.TemporaryDirectory(prefix="pooled") as folder, pytest.MonkeyPatch.context() as patch:
+        patch.setenv("XDG_STATE_HOME", f"{folder}/state")
+        yield Path(folder)
+        name = re.sub(r"[^a-z0-9]+", "-", Path(folder).name.lower()).strip("-")
+        listed = ["docker", "images", "--filter", f"reference=local/*{name}*", "--format", "{{.Repository}}:{{.Tag}}"]
+        if images := subprocess.run(listed, capture_output=True, text=True, check=True).stdout.split():
+            subprocess.run(["docker", "rmi", "--force", *images], capture_output=True, check=True)
+
+
+@pytest.fixture(scope="module")
+def bundle(workspace):
+    """One notebook of each kind, with a task for each."""
+    root = workspace / "notebooks"
+    (root / "tasks").mkdir(parents=True)
+    (root / "artifacts" / "notes").mkdir(parents=True)
+    (root / "artifacts" / "notes" / "verify.py").write_text(SCORES)
+    for kind in KINDS:
+        shutil.copytree(NOTEBOOK, root / "envs" / kind, ignore=shutil.ignore_patterns("__pycache__"))
+        (root / "envs" / kind / "env.toml").write_text(f'env_provider_type = "server"\nenvironment_name = "{kind}"\n')
+        (root / "tasks" / f"{kind}.json").write_text(json.dumps(task(kind)))
+    return root
+
+
+@pytest.fixture(scope="module")
+def tasks(bundle):
+    """The bundle's tasks, ready to be played, by name."""
+    return {each.name: each for each in playable(str(bundle), rule=RULE, sandbox="pool").split("all")}
+
+
+@pytest.fixture
+def pool():
+    """This process's pool, new, with no container up before or after."""
+    made = the_pool()
+    yield made
+    made.close()
+    assert ours() == []
+
+
+def ours():
+    """The names of the pool containers that this process owns."""
+    client = docker.from_env()
+    try:
+        return [each.name for each in client.containers.list(all=True, filters={"label": mine(client)})]
+    finally:
+        client.close()
+
+
+def mine(client):
+    return f"{OWNER_LABEL}={Owners(client).me}"
+
+
+def call(name, **arguments):
+    return Call(name, name, arguments)
+
+
+async def play(task, *calls, sandbox="pool"):
+    """What the first look at the env shows, the container, and the score after `calls`."""
+    run = EpisodeRun(task, sandbox, "test", 8, DEADLINES)
+    await run.start()
+    try:
+        [seen] = await run.act([call("look")], in_order=True)
+        [sandbox_id] = sandboxes_of(run)
+        await run.act(calls, in_order=True)
+        await run.end_turn("Done.")
+        scores = await run.scores()
+    finally:
+        await run.abandon("the test is over")
+    return seen.content[0]["text"], sandbox_id.rpartition("-")[0], scores["notes"]
+
+
+def sandboxes_of(run):
+    """The sandbox ids of a run that has started."""
+    return framework.sandbox_ids(run._episode)
+
+
+async def test_an_episode_in_a_recycled_container_is_as_one_in_a_fresh_one(pool, tasks):
+    """The container is the same, what the agent sees is a fresh one's, and the rewards are those of cold containers."""
+    cold = [await play(tasks["honest"], *[call("note", text="x")] * n, sandbox="local") for n in (1, 3)]
+    warm = [await play(tasks["honest"], *[call("note", text="x")] * n) for n in (1, 3)]
+    assert [(seen, score) for seen, _, score in warm] == [(seen, score) for seen, _, score in cold]
+    assert [seen for seen, _, _ in warm] == [EMPTY, EMPTY]
+    assert warm[0][1] == warm[1][1]
+
+
+MARKS = {
+    "a file": call("put", path="/tmp/mark", text="x"),
+    "a file in memory": call("put", path="/dev/shm/mark", text="x"),
+    "a file at home": call("put", path="/home/appuser/mark", text="x"),
+    "a process": call("spawn"),
+}
+
+
+@pytest.mark.parametrize("mark", MARKS.values(), ids=MARKS)
+async def test_a_mark_that_the_reset_leaves_is_never_seen_again(pool, tasks, mark):
+    """The container is thrown away, and the next episode has another, which is as new."""
+    first, second = [await play(tasks["honest"], call("note", text="x"), mark) for _ in range(2)]
+    assert first[0] == second[0] == EMPTY
+    assert first[1] != second[1]
+    assert first[2] == second[2] == 0.1
+
+
+@pytest.mark.parametrize("kind", ["plain", "dirty", "liar", "crasher", "raiser", "leaky"])
+async def test_an_env_that_does_not_reset_well_gets_a_fresh_container(pool, tasks, kind):
+    """No note of an episode's is there in the next one."""
+    played = [await play(tasks[kind], *[call("note", text="x")] * 2) for _ in range(3)]
+    assert [(seen, score) for seen, _, score in played] == [(EMPTY, 0.2)] * 3
+    assert len({container for _, container, _ in played}) == 3
+
+
+async def test_recycling_can_be_turned_off(tasks, monkeypatch):
+    """With RECYCLE=0 each episode has a container of its own."""
+    monkeypatch.setenv("RECYCLE", "0")
+    pool = the_pool()
+    try:
+        played = [await play(tasks["honest"]) for _ in range(2)]
+    finally:
+        pool.close()
+    assert played[0][1] != played[1][1]
+
+
+async def test_a_slow_start_is_waited_for_once(pool, tasks):
+    """Later episodes find the env started."""
+    await play(tasks["slow"])
+    begun = time.monotonic()
+    seen, _, _ = await play(tasks["slow"])
+    assert seen == EMPTY
+    assert time.monotonic() - begun < 60
+
+
+async def test_no_two_episodes_share_a_container(pool, tasks):
+    """Episodes at once see nothing of each other."""
+    played = await asyncio.gather(*(play(tasks["honest"], call("note", text="x")) for _ in range(6)))
+    assert [(seen, score) for seen, _, score in played] == [(EMPTY, 0.1)] * 6
+    assert len({container for _, container, _ in played}) == 6
+
+
+async def test_the_container_of_a_failed_episode_is_thrown_away(pool, tasks):
+    """An abandoned episode's container serves no other."""
+    run = EpisodeRun(tasks["honest"], "pool", "test", 8, DEADLINES)
+    await run.start()
+    [sandbox_id] = sandboxes_of(run)
+    await run.abandon("to see what comes of its container")
+    _, container, _ = await play(tasks["honest"])
+    assert container != sandbox_id.rpartition("-")[0]
+
+
+async def test_a_cancelled_start_leaves_no_container_out(pool, tasks):
+    """Cancelled at any time, an episode gives back what it was about to get, and the next one plays."""
+    for seconds in (0.0, 0.05, 0.4, 1.0):
+        run = EpisodeRun(tasks["honest"], "pool", "test", 8)
+        starting = asyncio.create_task(run.start())
+        await asyncio.sleep(seconds)
+        starting.cancel()
+        assert isinstance((await asyncio.gather(starting, return_exceptions=True))[0], asyncio.CancelledError)
+        assert run.over
+    assert (await play(tasks["honest"]))[0] == EMPTY
+    async with asyncio.timeout(60):
+        while len(ours()) > 1:  # noqa: ASYNC110 - the one kept warm; Docker tells nobody
+            await asyncio.sleep(0.2)
+
+
+async def kill_at_random(seed, stop):
+    """Kill a container of ours every now and then until `stop`."""
+    chance = random.Random(seed)
+    killed = 0
+    client = docker.from_env()
+    try:
+        while not stop.is_set():
+            await asyncio.sleep(chance.uniform(0.3, 1.5))
+            up = await asyncio.to_thread(client.containers.list, filters={"label": mine(client)})
+            if up:
+                try:
+                    await asyncio.to_thread(chance.choice(up).kill)
+                    killed += 1
+                except docker.errors.APIError:
+                    pass  # it went meanwhile
+    finally:
+        client.close()
+    return killed
+
+
+async def test_containers_killed_at_random_fail_their_episodes_and_no_other(pool, tasks):
+    """An episode scores what it earned, in an env that was as new, or raises; none hangs."""
+    stop = asyncio.Event()
+    killer = asyncio.create_task(kill_at_random(7, stop))
+    results = []
+    slots = asyncio.Semaphore(6)
+
+    async def one(index):
+        async with slots:
+            notes = index % 4
+            try:
+                seen, _, score = await play(tasks["honest"], *[call("note", text="x")] * notes)
+            except EpisodeFailedError:
+                results.append("failed")
+            else:
+                results.append("right" if (seen, score) == (EMPTY, notes / 10) else f"wrong: {seen}, {score}")
+
+    async with asyncio.timeout(400):
+        await asyncio.gather(*(one(index) for index in range(EPISODES)))
+    stop.set()
+    assert await killer > 0
+    assert set(results) <= {"right", "failed"}
+    assert results.count("right") > 0
+    assert len(results) == EPISODES
+    assert (await play(tasks["honest"]))[0] == EMPTY
+
+
+OWNER = """
+import asyncio, sys
+from agentenv_tinker.bundle import PlayRule, playable
+from agentenv_tinker.episode import EpisodeRun
+rule = PlayRule(reward=None, trainer_agents=(), skills="show", turn_seconds=600, sandbox_seconds=3600)
+async def main():
+    tasks = playable(sys.argv[1], rule=rule, sandbox="pool").split("all")
+    run = EpisodeRun(next(task for task in tasks if task.name == "honest"), "pool", "test", 8)
+    await run.start()
+    print("up", flush=True)
+    await asyncio.sleep(600)
+asyncio.run(main())
+"""
+
+
+def test_what_a_killed_process_left_is_removed_and_a_live_one_keeps_its_own(bundle, tasks):
+    """Two processes have an episode each; one is killed; the next pool to start removes its container alone."""
+    owners = [
+        subprocess.Popen([sys.executable, "-c", OWNER, str(bundle)], stdout=subprocess.PIPE, text=True)
+        for _ in range(2)
+    ]
+    client = docker.from_env()
+    try:
+        assert [owner.stdout.readline() for owner in owners] == ["up\n", "up\n"]
+        owners[0].kill()
+        owners[0].wait()
+        assert len(owned_by(client, owners[0].pid)) == 1
+        pool = the_pool()
+        until = time.monotonic() + 60
+        while owned_by(client, owners[0].pid) and time.monotonic() < until:
+            time.sleep(0.2)
+        assert owned_by(client, owners[0].pid) == []
+        assert len(owned_by(client, owners[1].pid)) == 1
+        pool.close()
+        owners[1].send_signal(signal.SIGINT)
+        owners[1].wait(120)
+        assert owned_by(client, owners[1].pid) == []
+    finally:
+        for owner in owners:
+            owner.kill()
+            owner.wait()
+            owner.stdout.close()
+        client.close()
+
+
+def owned_by(client, pid):
+    """The names of the pool containers of the process `pid` of this machine."""
+    listed = client.containers.list(all=True, filters={"label": OWNER_LABEL})
+    mine = Owners(client).me.rpartition("-")[0].rpartition("-")[0]
+    return [
+        each.name
+        for each in listed
+        if each.name.startswith(PREFIX) and each.labels[OWNER_LABEL].startswith(f"{mine}-{pid}-")
+    ]
+
+
+def test_an_owner_on_another_machine_keeps_its_containers_while_it_holds_a_lease():
+    """What is nobody's is removed, and what a lease covers is not, until that lease is dropped."""
+    client = docker.from_env()
+    elsewhere = {name: f"{name}{'0' * 24}-4026531836-1-1" for name in ("leased00", "gone0000")}
+    lease = client.volumes.create("agentenv-tinker-test-lease", labels={OWNER_LABEL: elsewhere["leased00"]})
+    left = {
+        name: client.containers.create("python:3.11-slim-trixie", labels={OWNER_LABEL: owner})
+        for name, owner in elsewhere.items()
+    }
+    host = Host(free_port=int)
+    try:
+        host.reap()
+        assert [name for name, each in left.items() if is_there(client, each.id)] == ["leased00"]
+        lease.remove()
+        host.reap()
+        assert [name for name, each in left.items() if is_there(client, each.id)] == []
+    finally:
+        for each in left.values():
+            host.remove(each.id)
+        host.owners.release(elsewhere["leased00"])
+        host.close()
+        client.close()
+
+
+def is_there(client, container_id):
+    return bool(client.containers.list(all=True, filters={"id": container_id}))
