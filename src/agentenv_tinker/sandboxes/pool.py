@@ -47,6 +47,7 @@ class Pool:
         self._lock = threading.RLock()  # held for every change of where a container is, and never over Docker
         self._shelves: dict[Spec, Shelf] = {}
         self._leases: dict[str, Lease] = {}
+        self._asked: set[Future[Lease]] = set()
         self._serial = itertools.count(1)
         self._starters = Workers("pool-start", most=32)  # most of a start is waiting for the env
         self._workers = Workers("pool-work", most=8)
@@ -62,6 +63,8 @@ class Pool:
     async def take(self, spec: Spec) -> Lease:
         """A running container of `spec` that no other episode has. Cancelled, it takes none. Raises SandboxError."""
         asked: Future[Lease] = Future()
+        self._asked.add(asked)
+        asked.add_done_callback(self._asked.discard)
         self._workers.submit(partial(self._ask, spec, asked))
         try:
             return await asyncio.wrap_future(asked)
@@ -119,10 +122,9 @@ class Pool:
         self._host.stopping.set()
         atexit.unregister(self.close)
         with self._lock:
-            shelves, self._shelves, self._leases = list(self._shelves.values()), {}, {}
-            waiting = [asked for shelf in shelves for asked in shelf.waiting]
-        for asked in waiting:
-            _fail(asked, SandboxError("the sandbox pool was closed"))
+            self._shelves, self._leases = {}, {}
+            for asked in list(self._asked):
+                _fail(asked, SandboxError("the sandbox pool was closed"))
         for workers in (self._starters, self._workers):
             workers.stop(seconds=_CLOSE_SECONDS, finish=False)
         with suppress(DockerException, requests.RequestException):  # the next process's reaper finds what is left
