@@ -10,6 +10,7 @@ import threading
 from collections.abc import Callable
 from pathlib import Path
 
+from tinker_local import memory
 from tinker_local.errors import StartupError
 
 DEFAULT_PORT = 8077
@@ -69,6 +70,7 @@ def _serve(options: argparse.Namespace) -> None:
     with bound:
         from tinker_local.start import open_service
 
+        memory.return_freed()
         logging.getLogger("transformers").setLevel(logging.ERROR)
         service = open_service(options.model, options.data or default_data_folder(), key=key, progress=_progress)
 

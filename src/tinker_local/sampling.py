@@ -21,8 +21,8 @@ from tinker_local.packing import Row, pack
 from tinker_local.slots import PrefixCache, Slots
 
 _PREFILL_TOKENS = 1024  # prompt tokens computed in one step before the running sequences go on
-_SLOT_BYTES = 512 << 20  # keys and values of running sequences, above which requests wait
-_CACHE_BYTES = 256 << 20  # keys and values kept of sequences seen lately
+_SLOT_BYTES = 384 << 20  # keys and values of running sequences, above which requests wait
+_CACHE_BYTES = 128 << 20  # keys and values kept of sequences seen lately
 _STOP_WINDOW = 16  # tokens beyond a stop string's own length that are searched for it
 
 Detokenize = Callable[[list[int]], str]

@@ -21,7 +21,7 @@ from tinker_local.operations import Array, Datum, ForwardBackward, Ints, LoraSpe
 from tinker_local.packing import Row, pack
 
 _ROW_TOKENS = 768  # above a few hundred tokens a longer row computes no faster
-_HEAD_POSITIONS = 256  # positions that go through the output head at once: 50 MB of logits for the default model
+_HEAD_POSITIONS = 128  # positions that go through the output head at once: 25 MB of logits for the default model
 
 
 @dataclass
