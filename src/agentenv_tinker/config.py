@@ -31,10 +31,10 @@ class RunConfig:
     ] = ""
     eval_split: Annotated[str, "The eval to evaluate on; empty for the eval `held_out`."] = ""
     reward: Annotated[str, "The step whose score is the reward; empty for the one score that a task records."] = ""
-    steps: Annotated[int, "Training steps."] = 4
+    steps: Annotated[int, "Training steps."] = 3
     groups_per_batch: Annotated[int, "Groups in a training step; a group plays one task."] = 4
-    group_size: Annotated[int, "Rollouts in a group."] = 8
-    eval_tasks: Annotated[int, "How many tasks of the eval split are played, the first ones; 0 for all."] = 40
+    group_size: Annotated[int, "Rollouts in a group."] = 4
+    eval_tasks: Annotated[int, "How many tasks of the eval split are played, the first ones; 0 for all."] = 20
     eval_every: Annotated[
         int, "Evaluate every so many steps too, besides before the first and after the last; 0 for those two alone."
     ] = 0
