@@ -22,7 +22,7 @@ async def test_a_message_is_recorded_before_its_calls_run_and_the_reply_ends_the
     script = Script(
         "<think>first</think>I write." + call("note", text="a", id="c1") + call("note", text="b"), "That's it."
     )
-    played = await play(bundle, script)
+    played = await play(bundle, script, tool_execution="sequential")
     assert played.trajectory_record == [
         (
             "chat",
