@@ -3,7 +3,7 @@
 from collections import OrderedDict
 from collections.abc import Generator
 
-from tinker_local import training
+from tinker_local import memory, training
 from tinker_local.checkpoints import Checkpoint, Kind, Run, SamplerRecord, Store, expiry, now, parse_path
 from tinker_local.errors import GoneError, InvalidRequestError, NotFoundError
 from tinker_local.model import LanguageModel, State
@@ -54,7 +54,10 @@ class ModelBackend:
         Raises ServiceError, with a message for the client, if it can't be done.
         """
         if isinstance(operation, ForwardBackward):
-            return (yield from training.forward_backward(self._model, self._run(operation.model_id), operation))
+            try:
+                return (yield from training.forward_backward(self._model, self._run(operation.model_id), operation))
+            finally:
+                memory.trim()
         return self._run_at_once(operation)
 
     def _run_at_once(

@@ -1,11 +1,11 @@
 """Keeps freed memory from staying with the process, where the C library lets one ask for that (glibc)."""
 
 import ctypes
+from typing import Any
 
 # Numbers of <malloc.h>.
-_TRIM_THRESHOLD, _MMAP_THRESHOLD, _ARENA_MAX = -1, -3, -8
-_LARGE = 4 << 20  # what torch frees of this size or above goes back to the system at once
-_KEPT = 128 << 20  # free memory at the heap's end that may stay
+_MMAP_THRESHOLD, _ARENA_MAX = -3, -8
+_LARGE = 4 << 20  # blocks of this size or above go back to the system when they are freed
 
 
 def return_freed() -> None:
@@ -14,9 +14,21 @@ def return_freed() -> None:
     Left alone, glibc raises the size from which it does so to 32 MB and gives the worker's thread heaps of its own,
     which key-value caches of changing sizes leave full of holes: with the default model, more than a gigabyte.
     """
+    mallopt = _function("mallopt")
+    if mallopt is not None:
+        mallopt(_MMAP_THRESHOLD, _LARGE)
+        mallopt(_ARENA_MAX, 1)
+
+
+def trim() -> None:
+    """Give back what is free in the heap: after a pass, the smaller blocks of its activations."""
+    malloc_trim = _function("malloc_trim")
+    if malloc_trim is not None:
+        malloc_trim(0)
+
+
+def _function(name: str) -> Any | None:
     try:
-        mallopt = ctypes.CDLL(None).mallopt
+        return getattr(ctypes.CDLL(None), name)
     except (AttributeError, OSError, TypeError):
-        return
-    for option, value in ((_MMAP_THRESHOLD, _LARGE), (_TRIM_THRESHOLD, _KEPT), (_ARENA_MAX, 1)):
-        mallopt(option, value)
+        return None
