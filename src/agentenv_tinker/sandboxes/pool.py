@@ -7,7 +7,6 @@ place at a time: starting, idle, being handed over, out with one lease, being re
 from __future__ import annotations
 
 import asyncio
-import atexit
 import itertools
 import logging
 import threading
@@ -16,6 +15,7 @@ from concurrent.futures import Future
 from contextlib import suppress
 from dataclasses import replace
 from functools import partial
+from multiprocessing.util import Finalize
 
 import httpx
 import requests
@@ -58,7 +58,8 @@ class Pool:
             raise SandboxError(f"the sandbox pool can't use Docker: {described(error)}") from error
         self._removers.submit(self._reap)
         threading.Thread(target=self._keep, name="pool-keep", daemon=True).start()
-        atexit.register(self.close)
+        # atexit is not run where multiprocessing ends a worker; this is run there too, and in no fork
+        self._at_exit = Finalize(None, self.close, exitpriority=100)
 
     async def take(self, spec: Spec) -> Lease:
         """A running container of `spec` that no other episode has. Cancelled, it takes none. Raises SandboxError."""
@@ -120,7 +121,7 @@ class Pool:
         if self.closed or not self.here:
             return
         self._host.stopping.set()
-        atexit.unregister(self.close)
+        self._at_exit.cancel()
         with self._lock:
             self._shelves, self._leases = {}, {}
             for asked in list(self._asked):
