@@ -58,8 +58,6 @@ SMALL = ("max_tokens=4", "learning_rate=1e-3")
 def test_a_recipe_runs_to_its_end(service, tmp_path, recipe, options, measure):
     """Its command ends well, after a step whose metrics it wrote, with a final checkpoint."""
     (tmp_path / "chat.jsonl").write_text("\n".join(map(json.dumps, CHAT)))
-    if recipe.startswith("math_rl"):
-        pytest.importorskip("math_verify", reason="the cookbook's extra math-rl is not installed")
     generate_dataset(4, 2, 0, f"{tmp_path}/")
     model, log = str(service.data / "tokenizer"), tmp_path / "log"
     given = [option.format(data=tmp_path, model=model) for option in options]
