@@ -99,7 +99,7 @@ LOSSES: Mapping[str, Loss] = {
 
 # What the SDK knows and this service can't compute, with what to do instead.
 _UNAVAILABLE: Mapping[str, str] = {
-    "stable_reinforce": "its formula is not published: train with 'ppo' or 'cispo' (AsyncConfig(loss_fn='ppo'))",
+    "stable_reinforce": "no formula of it is known here: train with 'ppo' or 'cispo' (AsyncConfig(loss_fn='ppo'))",
     "custom": "the SDK computes a custom loss itself: call forward_backward_custom",
 }
 

@@ -111,7 +111,7 @@ def test_an_unknown_loss_is_refused_with_the_known_ones():
 
 @pytest.mark.parametrize(
     ("name", "sentence"),
-    [("stable_reinforce", "its formula is not published: train with 'ppo'"), ("custom", "forward_backward_custom")],
+    [("stable_reinforce", "no formula of it is known here: train with 'ppo'"), ("custom", "forward_backward_custom")],
 )
 def test_a_loss_that_only_the_hosted_service_has_says_what_to_do(name, sentence):
     """A name that the SDK knows is not called unknown."""
