@@ -12,7 +12,7 @@ from contextlib import AsyncExitStack
 from dataclasses import dataclass, field
 from typing import Any, TypeVar
 
-from agentenv_tinker import certificates, framework, shortcuts
+from agentenv_tinker import certificates, framework
 from agentenv_tinker.bundle import PlayableTask
 from agentenv_tinker.conversation import READ_SKILL, Answer, Call, Skill, Tool, read_skill_tool
 from agentenv_tinker.errors import EpisodeFailedError, EpisodeTimeoutError, described
@@ -68,7 +68,6 @@ class EpisodeRun:
     _file: RunFile = field(init=False)
     _episode: framework.Episode | None = field(default=None, init=False)
     _turn: framework.Turn | None = field(default=None, init=False)
-    _turn_ends: shortcuts.TurnEnds = field(default_factory=shortcuts.TurnEnds, init=False)
     _tools: framework.TurnTools | None = field(default=None, init=False)
     _known_skills: set[str] = field(default_factory=set, init=False)
     _closing: AsyncExitStack = field(default_factory=AsyncExitStack, init=False)
@@ -131,7 +130,6 @@ class EpisodeRun:
         async def ended() -> OpenTurn | None:
             await self._check_envs()
             await turn.end(reply)
-            self._turn_ends.tell()
             return await self._next_turn()
 
         return await self._bounded(ended(), self._end_seconds(within), "to go on after a turn")
@@ -155,7 +153,7 @@ class EpisodeRun:
         return self.deadlines.end if within is None else min(self.deadlines.end, within)
 
     async def _started(self) -> OpenTurn | None:
-        episode = await self._turn_ends.start(self.task.spec, sandbox=self.sandbox)
+        episode = await self.task.spec.start(sandbox=self.sandbox)
         self._episode = episode
         if self._over:  # abandoned while it started, when there was no episode to abandon yet
             await episode.abandon("it was abandoned as it started")
@@ -184,7 +182,6 @@ class EpisodeRun:
         while self._turn is not None:
             await self._check_envs()
             await self._turn.end(None)
-            self._turn_ends.tell()
             await self._next_turn()
         scores = await framework.scores_of(self._episode, self.task.prepared.task)
         status, why = framework.run_status(self._episode)

@@ -23,7 +23,6 @@ NAMES = [
     "agent_env.bundle:parse_bundle",
     "agent_env.bundle:prepare_bundle",
     "agent_env.bundle.installed:locate_bundle",
-    "agent_env.a2a_agent.protocol:poll_a2a_task",
     "agent_env.config.loader:_missing_extra",
     "agent_env.providers.sandbox_providers.local_sandbox:LOCAL_TRUST_DIR",
     "agent_env.providers.sandbox_providers.local_sandbox:LOCAL_TRUST_ENV",
