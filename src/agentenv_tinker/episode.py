@@ -12,7 +12,7 @@ from contextlib import AsyncExitStack
 from dataclasses import dataclass, field
 from typing import Any, TypeVar
 
-from agentenv_tinker import certificates, framework
+from agentenv_tinker import framework
 from agentenv_tinker.bundle import PlayableTask
 from agentenv_tinker.conversation import READ_SKILL, Answer, Call, Skill, Tool, read_skill_tool
 from agentenv_tinker.errors import EpisodeFailedError, EpisodeTimeoutError, described
@@ -236,9 +236,8 @@ class EpisodeRun:
         """`doing`'s result. Whatever stops it, a cancellation included, first ends the run."""
         deadline = asyncio.timeout(seconds)
         try:
-            with certificates.loaded_once():
-                async with deadline:
-                    return await doing
+            async with deadline:
+                return await doing
         except asyncio.CancelledError:
             await self.abandon("the rollout was cancelled")
             raise

@@ -21,7 +21,6 @@ from agent_env.artifact.artifacts.skill import download_skill
 from agent_env.bundle import BundleError as FrameworkBundleError
 from agent_env.bundle import BundleKind, PreparedBundle, parse_bundle, prepare_bundle
 from agent_env.bundle.installed import locate_bundle
-from agent_env.config import loader
 from agent_env.runner import store as run_index
 from agent_env.runner.runner import RunRecord, RunStatus, run_outcome
 from agent_env.store.routing import namespace_routing, run_scope
@@ -96,7 +95,6 @@ def prepare(source: str, *, sandbox: str | None) -> dict[str, tuple[PreparedTask
     The split `all` holds every task; each eval is a split of its own name, in the eval's order. The agent that the
     trainer plays need not exist. Blocks for seconds to minutes (image builds). Raises FrameworkBundleError.
     """
-    _name_missing_extras_once()
     root, id_root = locate_bundle(source)
     entries = parse_bundle(Path(root), id_root=id_root).entries
     with routing():
@@ -109,23 +107,6 @@ def prepare(source: str, *, sandbox: str | None) -> dict[str, tuple[PreparedTask
             played=True,
         )
     return _splits(prepared)
-
-
-def _name_missing_extras_once() -> None:
-    """Have the framework look up once which extra a provider's missing module is of: for every URL of an episode it
-    tries to load each provider that there is, and the words that it drops then take it 10 ms a provider."""
-    look_up = loader._missing_extra
-    if hasattr(look_up, "found"):
-        return
-    found: dict[str, str | None] = {}
-
-    def missing_extra(error: ImportError) -> str | None:
-        if str(error) not in found:
-            found[str(error)] = look_up(error)
-        return found[str(error)]
-
-    missing_extra.found = found  # type: ignore[attr-defined]
-    loader._missing_extra = missing_extra
 
 
 def _splits(prepared: PreparedBundle) -> dict[str, tuple[PreparedTask, ...]]:
