@@ -99,9 +99,8 @@ EXPECTED = pytest.approx({task: expected_score(task) for task in PLAYS}, abs=1e-
 
 @pytest.fixture(scope="module")
 def workspace():
-    """A folder of these tests alone, the framework's state in it; the images built from its bundles go with it."""
-    with tempfile.TemporaryDirectory(prefix="gridsim") as folder, pytest.MonkeyPatch.context() as patch:
-        patch.setenv("XDG_STATE_HOME", f"{folder}/state")
+    """A folder of these tests alone; the images built from its bundles go with it."""
+    with tempfile.TemporaryDirectory(prefix="gridsim") as folder:
         yield Path(folder)
         # The framework names a local image after the folder it is built from.
         name = re.sub(r"[^a-z0-9]+", "-", Path(folder).name.lower()).strip("-")

