@@ -1,4 +1,4 @@
-"""What the Docker tests share: one place for the framework's state, since it keeps its stores open for a process's life."""
+"""What the Docker tests share: one place for the framework's state, whose stores stay open as long as the process."""
 
 from collections.abc import Iterator
 
