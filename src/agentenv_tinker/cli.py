@@ -75,6 +75,7 @@ def _progress() -> Callable[[str], None]:
 
 def main() -> None:
     """Run the command line, and exit with its code."""
+    signal.signal(signal.SIGINT, signal.default_int_handler)  # a shell has what it starts with `&` ignore it
     signal.signal(signal.SIGTERM, _interrupt)
     try:
         cli(standalone_mode=False)
