@@ -44,6 +44,10 @@ RUN --mount=type=bind,source=src,target=/build/src \
     --mount=type=bind,source=README.md,target=/build/README.md \
     --mount=type=bind,source=LICENSE,target=/build/LICENSE \
     pip install --no-cache-dir --quiet --root-user-action ignore --no-deps --no-build-isolation --no-index .
+# The same certificates as a folder, of which a client reads what it needs: the file is parsed whole for each httpx client,
+# for 25 ms, and the framework makes a dozen of them an episode.
+ENV SSL_CERT_FILE= \
+    SSL_CERT_DIR=/etc/ssl/certs
 WORKDIR /
 CMD ["agentenv-tinker", "--help"]
 LABEL org.opencontainers.image.title="agentenv-tinker" \

@@ -11,17 +11,18 @@ EVAL_TASKS ?=#               tasks of the held-out evaluation
 MAX_TOKENS ?=#               tokens per reply
 LEARNING_RATE ?=#            learning rate
 SEED ?=#                     seed
+RECYCLE ?=#                  0 gives every episode an env container of its own
 ARGS ?=#                     further options, as they are
 PORT ?= 8077#                port of `make serve` on 127.0.0.1
 PYTHON ?= python3#           Python >= 3.11 for the tests
 V ?=#                        1 shows what every command says
 
-VARIABLES := BUNDLE MODEL STEPS RUN GROUPS GROUP_SIZE EVAL_TASKS MAX_TOKENS LEARNING_RATE SEED ARGS PORT PYTHON V
+VARIABLES := BUNDLE MODEL STEPS RUN GROUPS GROUP_SIZE EVAL_TASKS MAX_TOKENS LEARNING_RATE SEED RECYCLE ARGS PORT PYTHON V
 UNKNOWN := $(filter-out $(VARIABLES) TINKER_API_KEY TINKER_BASE_URL,\
   $(foreach name,$(.VARIABLES),$(if $(findstring command line,$(origin $(name))),$(name))))
 $(if $(strip $(UNKNOWN)),$(error unknown variable $(strip $(UNKNOWN)): `make` lists the known ones))
 
-export V
+export V RECYCLE
 export UID_GID := $(shell id -u):$(shell id -g)
 BASE := python:3.11-slim-trixie
 BUNDLE_PATH := $(abspath $(BUNDLE))

@@ -45,7 +45,7 @@ class RunConfig:
     max_trajectory_tokens: Annotated[int, "Tokens that a rollout may hold, the next message's included."] = 8192
     max_turn_messages: Annotated[int, "Messages that the model may write in one turn."] = 4
     max_concurrent_episodes: Annotated[int, "Episodes under way at once."] = 8
-    sandbox: Annotated[str, "The framework's sandbox provider."] = "local"
+    sandbox: Annotated[str, "The framework's sandbox provider; `pool` keeps env containers warm."] = "pool"
     seed: Annotated[int, "Shuffles the training tasks."] = 0
 
     def __post_init__(self) -> None:

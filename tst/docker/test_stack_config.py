@@ -62,13 +62,13 @@ def test_an_address_of_ones_own_is_passed_on() -> None:
 
 
 def test_no_service_is_privileged_and_each_has_the_fewest_capabilities() -> None:
-    """The sandbox host adds two capabilities to Docker's own set; the others drop that set."""
+    """The sandbox host adds three capabilities to Docker's own set; the others drop that set."""
     configured = services()
 
     assert not any(service.get("privileged") for service in configured.values())
     assert {name: (service.get("cap_drop"), service.get("cap_add")) for name, service in configured.items()} == {
         "loopback": (["ALL"], None),
-        "sandboxes": (None, ["SYS_ADMIN", "NET_ADMIN"]),
+        "sandboxes": (None, ["SYS_ADMIN", "NET_ADMIN", "SYS_PTRACE"]),
         "tinker": (["ALL"], ["SETUID", "SETGID", "KILL"]),
         "trainer": (["ALL"], ["SETUID", "SETGID", "KILL"]),
     }

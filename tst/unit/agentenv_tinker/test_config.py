@@ -60,6 +60,6 @@ def test_settings_are_saved_as_json_values() -> None:
         "max_trajectory_tokens": 8192,
         "max_turn_messages": 4,
         "max_concurrent_episodes": 8,
-        "sandbox": "local",
+        "sandbox": "pool",
         "seed": 0,
     }
