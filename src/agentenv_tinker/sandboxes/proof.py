@@ -30,7 +30,9 @@ while read -r _ at type _; do
     '(' -type f -exec sha256sum {} + -o -type d -exec ls -A {} ';' -o -true ')'
 done < /proc/mounts
 cut -c 1-70 /proc/sysvipc/msg /proc/sysvipc/sem /proc/sysvipc/shm
+echo complete
 """
+_TRIES = 3  # of a listing of which a busy daemon lost a part, or all, without a word
 
 
 @dataclass(frozen=True)
@@ -76,11 +78,17 @@ def state_of(host: Host, container: Container) -> State:
 def _files(host: Host, container: Container) -> str:
     """What changed in the container's files since it was created, as its own tools list it."""
     command = ["sh", "-c", _CHANGES, "sh", container.created]
-    ran = host.client.api.exec_create(container.id, command, user="0")["Id"]
-    out, err = host.client.api.exec_start(ran, demux=True)
-    if host.client.api.exec_inspect(ran)["ExitCode"] != 0 or err:
-        raise SandboxError(f"its files can't be listed: {(err or b'').decode(errors='replace').strip()[-300:]}")
-    return str((out or b"").decode(errors="replace"))
+    for _ in range(_TRIES):
+        ran = host.client.api.exec_create(container.id, command, user="0")["Id"]
+        out, err = host.client.api.exec_start(ran, demux=True)
+        listed = str((out or b"").decode(errors="replace"))
+        ended = host.client.api.exec_inspect(ran)["ExitCode"]
+        if ended != 0 or err:
+            said = (err or out or b"").decode(errors="replace").strip()[-300:]
+            raise SandboxError(f"its files can't be listed (exit code {ended}): {said}")
+        if listed.endswith("\ncomplete\n"):
+            return listed
+    raise SandboxError(f"its files can't be listed: {_TRIES} listings were cut short")
 
 
 def _paths(host: Host, container: Container) -> tuple[str, ...]:
