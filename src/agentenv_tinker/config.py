@@ -1,8 +1,9 @@
-"""The settings of a training run: what each means, and what it is unless it is set."""
+"""The settings of a command: what each means, and what it is unless it is set."""
 
 from __future__ import annotations
 
 import dataclasses
+import math
 import re
 from dataclasses import dataclass
 from datetime import UTC, datetime
@@ -15,8 +16,8 @@ DEFAULT_MODEL = "HuggingFaceTB/SmolLM2-135M-Instruct"
 
 
 @dataclass(frozen=True, kw_only=True)
-class RunConfig:
-    """A training run. Values are checked as it is made; a bad one raises ConfigError, naming it.
+class PlayConfig:
+    """What is played, and how. Values are checked as it is made; a bad one raises ConfigError, naming it.
 
     Each setting's meaning is in its annotation, from which the command line has it too.
     """
@@ -26,44 +27,28 @@ class RunConfig:
     run: Annotated[str, "The run's name and folder; empty for the bundle's name and the time."] = ""
     model: Annotated[str, "The base model, as the Tinker service names it."] = DEFAULT_MODEL
     renderer: Annotated[str, "The cookbook's renderer; empty for the one it recommends for the model."] = ""
-    train_split: Annotated[
-        str, "The eval to train on, or `all`; empty for the eval `train` where there is one, else `all`."
-    ] = ""
     eval_split: Annotated[str, "The eval to evaluate on; empty for the eval `held_out`."] = ""
-    reward: Annotated[str, "The step whose score is the reward; empty for the one score that a task records."] = ""
-    steps: Annotated[int, "Training steps."] = 3
-    groups_per_batch: Annotated[int, "Groups in a training step; a group plays one task."] = 4
-    group_size: Annotated[int, "Rollouts in a group."] = 4
     eval_tasks: Annotated[int, "How many tasks of the eval split are played, the first ones; 0 for all."] = 20
-    eval_every: Annotated[
-        int, "Evaluate every so many steps too, besides before the first and after the last; 0 for those two alone."
-    ] = 0
-    learning_rate: Annotated[float, "The optimizer's learning rate."] = 5e-4
-    lora_rank: Annotated[int, "The adapter's rank."] = 32
-    temperature: Annotated[float, "The temperature of the training rollouts."] = 1.0
+    reward: Annotated[str, "The step whose score is the reward; empty for the one score that a task records."] = ""
     max_tokens: Annotated[int, "Tokens that the model may write in one message."] = 128
     max_trajectory_tokens: Annotated[int, "Tokens that a rollout may hold, the next message's included."] = 8192
     max_turn_messages: Annotated[int, "Messages that the model may write in one turn."] = 4
     max_concurrent_episodes: Annotated[int, "Episodes under way at once."] = 8
     sandbox: Annotated[str, "The framework's sandbox provider; `pool` keeps env containers warm."] = "pool"
-    seed: Annotated[int, "Shuffles the training tasks."] = 0
 
     def __post_init__(self) -> None:
-        counts = ("steps", "groups_per_batch", "group_size", "lora_rank", "max_tokens", "max_turn_messages")
-        for name in (*counts, "max_trajectory_tokens", "max_concurrent_episodes"):
-            if getattr(self, name) < 1:
-                raise ConfigError(f"{name} must be 1 or more, not {getattr(self, name)}")
-        for name in ("eval_tasks", "eval_every"):
-            if getattr(self, name) < 0:
-                raise ConfigError(f"{name} must be 0 or more, not {getattr(self, name)}")
-        for name in ("learning_rate", "temperature"):
-            if not getattr(self, name) > 0:
-                raise ConfigError(f"{name} must be above 0, not {getattr(self, name)}")
+        self._at_least(1, "max_tokens", "max_turn_messages", "max_trajectory_tokens", "max_concurrent_episodes")
+        self._at_least(0, "eval_tasks")
         if not self.run:
             named = re.sub(r"[^A-Za-z0-9_.-]+", "-", Path(self.bundle).name).strip("-.") or "run"
             object.__setattr__(self, "run", f"{named}-{datetime.now(UTC):%Y%m%d-%H%M%S}")
         if re.fullmatch(r"[A-Za-z0-9_][A-Za-z0-9_.-]*", self.run) is None:
             raise ConfigError(f"run must be a plain name of letters, digits, '-', '_' and '.', not {self.run!r}")
+
+    def _at_least(self, least: int, *names: str) -> None:
+        for name in names:
+            if not getattr(self, name) >= least:
+                raise ConfigError(f"{name} must be {least} or more, not {getattr(self, name)}")
 
     @property
     def folder(self) -> Path:
@@ -76,3 +61,52 @@ class RunConfig:
 
     def _items(self) -> list[tuple[str, Any]]:
         return [(each.name, getattr(self, each.name)) for each in dataclasses.fields(self)]
+
+
+@dataclass(frozen=True, kw_only=True)
+class RunConfig(PlayConfig):
+    """A training run."""
+
+    train_split: Annotated[
+        str, "The eval to train on, or `all`; empty for the eval `train` where there is one, else `all`."
+    ] = ""
+    steps: Annotated[int, "Training steps."] = 3
+    groups_per_batch: Annotated[int, "Groups in a training step; a group plays one task."] = 4
+    group_size: Annotated[int, "Rollouts in a group."] = 4
+    eval_every: Annotated[
+        int, "Evaluate every so many steps too, besides before the first and after the last; 0 for those two alone."
+    ] = 0
+    learning_rate: Annotated[float, "The optimizer's learning rate."] = 5e-4
+    lora_rank: Annotated[int, "The adapter's rank."] = 32
+    temperature: Annotated[float, "The temperature of the training rollouts."] = 1.0
+    seed: Annotated[int, "Shuffles the training tasks."] = 0
+
+    def __post_init__(self) -> None:
+        super().__post_init__()
+        self._at_least(1, "steps", "groups_per_batch", "group_size", "lora_rank")
+        self._at_least(0, "eval_every")
+        for name in ("learning_rate", "temperature"):
+            if not getattr(self, name) > 0:
+                raise ConfigError(f"{name} must be above 0, not {getattr(self, name)}")
+
+
+@dataclass(frozen=True, kw_only=True)
+class EvalConfig(PlayConfig):
+    """An evaluation."""
+
+    eval_tasks: Annotated[int, "How many tasks of the split are played, the first ones; 0 for all."] = 0
+    checkpoint: Annotated[str, "The sampler weights, as a `tinker://` path; empty for the base model."] = ""
+    samples: Annotated[int, "How often each task is played."] = 1
+    temperature: Annotated[float, "The temperature that the model is sampled at; 0 for its likeliest tokens."] = 1.0
+    pass_threshold: Annotated[float, "The least reward of an episode that passes, as pass@k counts it."] = 1.0
+    above: Annotated[
+        tuple[float, ...], "A reward, of which the share of episodes above it is told; give it once for each."
+    ] = ()
+
+    def __post_init__(self) -> None:
+        super().__post_init__()
+        self._at_least(1, "samples")
+        self._at_least(0, "temperature")
+        for value in (self.pass_threshold, *self.above):
+            if not math.isfinite(value):
+                raise ConfigError(f"pass_threshold and above must be finite numbers, not {value}")

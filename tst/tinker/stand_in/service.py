@@ -12,7 +12,7 @@ from typing import Any
 
 import tinker
 
-from stand_in.model import CharacterTokenizer, call, sampled
+from stand_in.model import MODEL, CharacterTokenizer, call, sampled
 
 
 def said(prompt: str) -> str:
@@ -55,6 +55,9 @@ class SamplingClient:
 
     async def sample_async(self, **asked: Any) -> Any:
         return self.sample(**asked).answer
+
+    async def get_base_model_async(self) -> str:
+        return MODEL
 
 
 class TrainingClient:
@@ -113,6 +116,11 @@ class ServiceClient:
 
     def create_rest_client(self) -> RestClient:
         return RestClient()
+
+    async def create_sampling_client_async(
+        self, *, model_path: str | None = None, base_model: str | None = None
+    ) -> SamplingClient:
+        return SamplingClient(model_path or f"base:{base_model}")
 
     async def create_lora_training_client(self, *_: Any, **__: Any) -> TrainingClient:
         return TrainingClient()

@@ -2,42 +2,38 @@
 
 import json
 from pathlib import Path
+from typing import Any
 
 import pytest
 
-from agentenv_tinker.errors import EpisodeFailedError
-from agentenv_tinker.evaluation import read_evaluation, summarize
+from agentenv_tinker.errors import ConfigError, EpisodeFailedError
+from agentenv_tinker.evaluation import Evaluation, Failure, Plan, evaluation_of, read_rollouts
 
 
-def write_rollouts(folder: Path, step: int, rewards: list[float]) -> None:
-    """The records that the cookbook leaves of an evaluation."""
-    iteration = folder / f"iteration_{step:06d}"
-    iteration.mkdir()
-    lines = [json.dumps({"total_reward": reward, "steps": []}) for reward in rewards]
-    (iteration / "eval_0_rollout_summaries.jsonl").write_text("\n".join(lines) + "\n")
+def plan(**more: Any) -> Plan:
+    """An evaluation of the tasks a and b."""
+    known = {"label": "e", "step": 4, "model": "m", "checkpoint": None, "split": "held", "tasks": ("a", "b")}
+    return Plan(**{**known, **more})
 
 
-def test_an_evaluation_is_read_from_the_recorded_rollouts(tmp_path: Path) -> None:
-    """The mean, its standard error and the episodes that failed come from what was recorded, at that step alone."""
-    write_rollouts(tmp_path, 0, [9.0])
-    write_rollouts(tmp_path, 4, [0.0, 0.5, 1.0])
-
-    evaluation = read_evaluation(tmp_path, 4, planned=5)
-
-    assert evaluation.line == "0.500 +/- 0.289 (s.e.) over 3 episodes, 2 failed"
-
-
-def test_failed_episodes_are_never_averaged_in(tmp_path: Path) -> None:
-    """Two of four episodes failed, and the mean is that of the other two."""
-    assert summarize(0, [0.25, 0.75], planned=4).mean == 0.5
+def record(task: str, reward: float, **metrics: float) -> dict[str, Any]:
+    """A line of the cookbook's record of rollouts: a message of 5 tokens on a prompt of 20, and one of 3 on one of 30."""
+    last = {"messages": 2, "tool_calls": 1, "tool_errors": 0, "cut": 0.0, "score/s": reward, **metrics}
+    first = {"ob_len": 20, "ac_len": 5, "metrics": {}, "logs": {}}
+    return {
+        "total_reward": reward,
+        "trajectory_metrics": {},
+        "steps": [first, {"ob_len": 30, "ac_len": 3, "metrics": last, "logs": {"task": task}}],
+    }
 
 
-def test_a_single_episode_has_no_standard_error() -> None:
-    """One reward says nothing of its spread."""
-    assert summarize(0, [1.0], planned=1).line == "1.000 +/- nan (s.e.) over 1 episodes"
+def written(folder: Path, *records: dict[str, Any]) -> Path:
+    path = folder / "eval_test_rollout_summaries.jsonl"
+    path.write_text("".join(json.dumps(each) + "\n" for each in records))
+    return path
 
 
-def test_an_evaluation_of_failures_alone_is_an_error(tmp_path: Path) -> None:
-    """No reward at all is not a reward of 0."""
-    with pytest.raises(EpisodeFailedError, match="all 3 episodes of the evaluation at step 0 failed"):
-        read_evaluation(tmp_path, 0, planned=3)
+def test_an_evaluation_of_failures_alone_is_an_error() -> None:
+    """No reward at all is not a reward of 0, and the first reason is told."""
+    with pytest.raises(EpisodeFailedError, match="not one of 2 episodes of evaluation 'e' was scored; the first: broke"):
+        evaluation_of(plan(), [], [Failure("a", "broke"), Failure("b", "died")])
