@@ -11,13 +11,19 @@ import signal
 import sys
 import time
 from collections.abc import Callable
+from pathlib import Path
 from types import FrameType
-from typing import Any, get_args, get_type_hints
+from typing import Any, get_args, get_origin, get_type_hints
 
 import click
 
-from agentenv_tinker.config import RunConfig
-from agentenv_tinker.errors import AgentEnvTinkerError, EpisodeFailedError, TrainingError
+from agentenv_tinker.comparison import compare as compared
+from agentenv_tinker.config import EvalConfig, PlayConfig, RunConfig
+from agentenv_tinker.errors import AgentEnvTinkerError, ConfigError, EpisodeFailedError, TrainingError
+from agentenv_tinker.evaluation import Evaluation
+from agentenv_tinker.tables import comparison_table, evaluation_table
+
+_NAMES = {"checkpoint": "from"}  # options that are not called as their setting is
 
 
 @click.group(context_settings={"help_option_names": ["-h", "--help"]})
@@ -26,25 +32,42 @@ def cli() -> None:
     """Train a language model with Tinker on the tasks of an AgentEnv bundle."""
 
 
-def _run_options(command: Callable[..., None]) -> Callable[..., None]:
-    """An option for each setting of a run but its bundle, an argument."""
-    defaults = {setting.name: setting.default for setting in dataclasses.fields(RunConfig)}
-    for name, hint in reversed(get_type_hints(RunConfig, include_extras=True).items()):
-        kind, meaning = get_args(hint)
-        if name != "bundle":
-            shown = meaning if defaults[name] == "" else f"{meaning}  [{defaults[name]}]"
-            command = click.option(f"--{name.replace('_', '-')}", name, type=kind, help=shown)(command)
-    return command
+def _options(config: type[PlayConfig]) -> Callable[[Callable[..., None]], Callable[..., None]]:
+    """An option for each setting of `config` but its bundle, an argument."""
+    defaults = {setting.name: setting.default for setting in dataclasses.fields(config)}
+
+    def with_options(command: Callable[..., None]) -> Callable[..., None]:
+        for name, hint in reversed(get_type_hints(config, include_extras=True).items()):
+            kind, meaning = get_args(hint)
+            if name != "bundle":
+                shown = meaning if defaults[name] in ("", ()) else f"{meaning}  [{defaults[name]}]"
+                several = get_origin(kind) is tuple
+                option = click.option(
+                    f"--{_NAMES.get(name, name).replace('_', '-')}",
+                    name,
+                    type=get_args(kind)[0] if several else kind,
+                    multiple=several,
+                    help=shown,
+                )
+                command = option(command)
+        return command
+
+    return with_options
+
+
+def _given(options: dict[str, Any]) -> dict[str, Any]:
+    """The options that were given."""
+    return {name: value for name, value in options.items() if value not in (None, ())}
 
 
 @cli.command()
 @click.argument("bundle")
-@_run_options
+@_options(RunConfig)
 def train(**options: Any) -> None:
     """Train on BUNDLE, a folder or an installed bundle's name, and evaluate before and after."""
     from agentenv_tinker.training import train as run
 
-    config = RunConfig(**{name: value for name, value in options.items() if value is not None})
+    config = RunConfig(**_given(options))
     trained = asyncio.run(run(config, say=_progress()))
     click.echo(f"held-out reward before: {trained.before.line}")
     click.echo(f"held-out reward after:  {trained.after.line}")
@@ -52,6 +75,36 @@ def train(**options: Any) -> None:
     click.echo(f"checkpoint: {trained.checkpoint}")
     if trained.adapter is not None:
         click.echo(f"adapter:    {trained.adapter}")
+
+
+@cli.command("eval")
+@click.argument("bundle")
+@_options(EvalConfig)
+def evaluate(**options: Any) -> None:
+    """Play a split of BUNDLE with a base model or a checkpoint, and say what it earns."""
+    from agentenv_tinker.playing import evaluated
+
+    config = EvalConfig(**_given(options))
+    click.echo(evaluation_table(asyncio.run(evaluated(config, say=_progress()))))
+    click.echo(f"\nevaluation: {config.folder / 'evaluation.json'}")
+
+
+@cli.command()
+@click.argument("first", type=Path)
+@click.argument("second", type=Path)
+def compare(first: Path, second: Path) -> None:
+    """Compare two evaluations of the same tasks: FIRST and SECOND are evaluations' files or `eval` runs' folders."""
+    before, after = Evaluation.read(_evaluation(first)), Evaluation.read(_evaluation(second))
+    click.echo(comparison_table(before, after, compared(before, after)))
+
+
+def _evaluation(given: Path) -> Path:
+    """The evaluation's file that is meant by its own path or by its run's."""
+    if not given.is_dir():
+        return given
+    if not (given / "evaluation.json").exists() and (others := sorted(given.glob("evaluations/*.json"))):
+        raise ConfigError(f"{str(given)!r} holds several evaluations; name one: {', '.join(map(str, others))}")
+    return given / "evaluation.json"
 
 
 @cli.command(context_settings={"ignore_unknown_options": True}, add_help_option=False)

@@ -27,8 +27,6 @@ class PlayConfig:
     run: Annotated[str, "The run's name and folder; empty for the bundle's name and the time."] = ""
     model: Annotated[str, "The base model, as the Tinker service names it."] = DEFAULT_MODEL
     renderer: Annotated[str, "The cookbook's renderer; empty for the one it recommends for the model."] = ""
-    eval_split: Annotated[str, "The eval to evaluate on; empty for the eval `held_out`."] = ""
-    eval_tasks: Annotated[int, "How many tasks of the eval split are played, the first ones; 0 for all."] = 20
     reward: Annotated[str, "The step whose score is the reward; empty for the one score that a task records."] = ""
     max_tokens: Annotated[int, "Tokens that the model may write in one message."] = 128
     max_trajectory_tokens: Annotated[int, "Tokens that a rollout may hold, the next message's included."] = 8192
@@ -38,7 +36,6 @@ class PlayConfig:
 
     def __post_init__(self) -> None:
         self._at_least(1, "max_tokens", "max_turn_messages", "max_trajectory_tokens", "max_concurrent_episodes")
-        self._at_least(0, "eval_tasks")
         if not self.run:
             named = re.sub(r"[^A-Za-z0-9_.-]+", "-", Path(self.bundle).name).strip("-.") or "run"
             object.__setattr__(self, "run", f"{named}-{datetime.now(UTC):%Y%m%d-%H%M%S}")
@@ -49,6 +46,16 @@ class PlayConfig:
         for name in names:
             if not getattr(self, name) >= least:
                 raise ConfigError(f"{name} must be {least} or more, not {getattr(self, name)}")
+
+    def _above_0(self, *names: str) -> None:
+        for name in names:
+            if not getattr(self, name) > 0:
+                raise ConfigError(f"{name} must be above 0, not {getattr(self, name)}")
+
+    def _finite(self, *rewards: float) -> None:
+        for reward in rewards:
+            if not math.isfinite(reward):
+                raise ConfigError(f"a reward to compare with must be a finite number, not {reward}")
 
     @property
     def folder(self) -> Path:
@@ -64,38 +71,68 @@ class PlayConfig:
 
 
 @dataclass(frozen=True, kw_only=True)
-class RunConfig(PlayConfig):
-    """A training run."""
+class WarmStartConfig(PlayConfig):
+    """A warm start: supervised learning on a bundle's demonstrations."""
 
     train_split: Annotated[
         str, "The eval to train on, or `all`; empty for the eval `train` where there is one, else `all`."
     ] = ""
-    steps: Annotated[int, "Training steps."] = 3
-    groups_per_batch: Annotated[int, "Groups in a training step; a group plays one task."] = 4
-    group_size: Annotated[int, "Rollouts in a group."] = 4
-    eval_every: Annotated[
-        int, "Evaluate every so many steps too, besides before the first and after the last; 0 for those two alone."
-    ] = 0
-    learning_rate: Annotated[float, "The optimizer's learning rate."] = 5e-4
+    demonstrations: Annotated[str, "The file of demonstrations; empty for the bundle's `demonstrations.jsonl`."] = ""
+    min_score: Annotated[float, "The least score of a replayed demonstration to learn from."] = 1.0
+    warm_start_steps: Annotated[int, "Supervised steps on the demonstrations."] = 40
+    warm_start_batch: Annotated[int, "Demonstrations in a supervised step."] = 16
+    warm_start_learning_rate: Annotated[float, "The supervised learning rate, which falls to 0 by the end."] = 1e-3
     lora_rank: Annotated[int, "The adapter's rank."] = 32
-    temperature: Annotated[float, "The temperature of the training rollouts."] = 1.0
-    seed: Annotated[int, "Shuffles the training tasks."] = 0
+    seed: Annotated[int, "Shuffles the training tasks and the demonstrations."] = 0
 
     def __post_init__(self) -> None:
         super().__post_init__()
-        self._at_least(1, "steps", "groups_per_batch", "group_size", "lora_rank")
-        self._at_least(0, "eval_every")
-        for name in ("learning_rate", "temperature"):
-            if not getattr(self, name) > 0:
-                raise ConfigError(f"{name} must be above 0, not {getattr(self, name)}")
+        self._at_least(1, "warm_start_batch", "lora_rank")
+        self._at_least(0, "warm_start_steps")
+        self._above_0("warm_start_learning_rate")
+        self._finite(self.min_score)
+
+
+@dataclass(frozen=True, kw_only=True)
+class RunConfig(WarmStartConfig):
+    """A training run."""
+
+    checkpoint: Annotated[
+        str, "The weights to go on from: a `tinker://` path of a training state, or a run's folder; empty for none."
+    ] = ""
+    warm_start_steps: Annotated[
+        int, "Supervised steps on the demonstrations before RL, where no --from is given; 0 for none."
+    ] = 0
+    eval_split: Annotated[str, "The eval to evaluate on; empty for the eval `held_out`."] = ""
+    eval_tasks: Annotated[int, "How many tasks of the eval split are played, the first ones; 0 for all."] = 20
+    eval_base: Annotated[bool, "Evaluate the base model too, where RL starts from other weights."] = False
+    eval_every: Annotated[
+        int, "Evaluate every so many steps too, besides before the first and after the last; 0 for those two alone."
+    ] = 0
+    above: Annotated[
+        tuple[float, ...], "A reward, of which evaluations tell the share of episodes above it; give it once for each."
+    ] = ()
+    steps: Annotated[int, "Training steps."] = 3
+    groups_per_batch: Annotated[int, "Groups in a training step; a group plays one task."] = 4
+    group_size: Annotated[int, "Rollouts in a group."] = 4
+    learning_rate: Annotated[float, "The optimizer's learning rate."] = 5e-4
+    temperature: Annotated[float, "The temperature of the training rollouts."] = 1.0
+
+    def __post_init__(self) -> None:
+        super().__post_init__()
+        self._at_least(1, "steps", "groups_per_batch", "group_size")
+        self._at_least(0, "eval_tasks", "eval_every")
+        self._above_0("learning_rate", "temperature")
+        self._finite(*self.above)
 
 
 @dataclass(frozen=True, kw_only=True)
 class EvalConfig(PlayConfig):
     """An evaluation."""
 
-    eval_tasks: Annotated[int, "How many tasks of the split are played, the first ones; 0 for all."] = 0
-    checkpoint: Annotated[str, "The sampler weights, as a `tinker://` path; empty for the base model."] = ""
+    checkpoint: Annotated[str, "The weights to play, a `tinker://` path of sampler weights; empty for none."] = ""
+    split: Annotated[str, "The eval to play, or `all`; empty for the eval `held_out`."] = ""
+    tasks: Annotated[int, "How many tasks of the split are played, the first ones; 0 for all."] = 0
     samples: Annotated[int, "How often each task is played."] = 1
     temperature: Annotated[float, "The temperature that the model is sampled at; 0 for its likeliest tokens."] = 1.0
     pass_threshold: Annotated[float, "The least reward of an episode that passes, as pass@k counts it."] = 1.0
@@ -106,7 +143,5 @@ class EvalConfig(PlayConfig):
     def __post_init__(self) -> None:
         super().__post_init__()
         self._at_least(1, "samples")
-        self._at_least(0, "temperature")
-        for value in (self.pass_threshold, *self.above):
-            if not math.isfinite(value):
-                raise ConfigError(f"pass_threshold and above must be finite numbers, not {value}")
+        self._at_least(0, "tasks", "temperature")
+        self._finite(self.pass_threshold, *self.above)

@@ -7,6 +7,7 @@ counts as failed.
 from __future__ import annotations
 
 import asyncio
+import contextlib
 import json
 from collections.abc import Sequence
 from pathlib import Path
@@ -20,11 +21,48 @@ from tinker_cookbook.rl.rollouts import do_group_rollout
 from tinker_cookbook.rl.types import TrajectoryGroup
 from tinker_cookbook.utils import logtree
 
+from agentenv_tinker.bundle import Playable
+from agentenv_tinker.config import EvalConfig
 from agentenv_tinker.dataset import AgentEnvDatasetBuilder, EpisodeGroupBuilder
-from agentenv_tinker.errors import BundleError, ConfigError, EpisodeFailedError, described
+from agentenv_tinker.errors import BundleError, ConfigError, EpisodeFailedError, TrainingError, boundary, described
 from agentenv_tinker.evaluation import Evaluation, Failure, Plan, evaluation_of, read_rollouts
+from agentenv_tinker.preparation import held_out, prepared
+from agentenv_tinker.progress import Say, told
 
 _SHOWN = 4  # episodes that the page has in full
+
+
+async def evaluated(config: EvalConfig, *, say: Say) -> Evaluation:
+    """Evaluate as `config` says, into its folder: `evaluation.json`. `say` is given a line for each phase.
+
+    Raises ConfigError, BundleError, SandboxError or ServiceError before anything is played, leaving nothing behind,
+    and EpisodeFailedError or TrainingError after. Whatever ends it, every episode is torn down first.
+    """
+
+    def splits(dataset: AgentEnvDatasetBuilder, bundle: Playable) -> AgentEnvDatasetBuilder:
+        dataset = held_out(dataset, bundle, split=config.split, tasks=config.tasks, option="--split")
+        say(f"bundle: {config.bundle}, {dataset.eval_tasks} tasks to play ({dataset.test_split})")
+        return dataset
+
+    async with contextlib.AsyncExitStack() as stack:
+        dataset = await stack.enter_async_context(prepared(config, splits, say=say))
+        stack.enter_context(
+            boundary(TrainingError, "the evaluation stopped", tinker.TinkerError, TinkerCookbookError, OSError)
+        )
+        await stack.enter_async_context(told(config.folder, steps=0, say=say))
+        say(f"playing: {dataset.eval_tasks} x {config.samples} episodes, {config.checkpoint or 'the base model'}")
+        return await evaluate(
+            dataset,
+            checkpoint=config.checkpoint or None,
+            label="evaluation",
+            step=None if config.checkpoint else 0,
+            folder=config.folder,
+            max_tokens=config.max_tokens,
+            temperature=config.temperature,
+            samples=config.samples,
+            pass_threshold=config.pass_threshold,
+            thresholds=config.above,
+        )
 
 
 async def evaluate(

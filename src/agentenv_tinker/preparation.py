@@ -120,15 +120,17 @@ def _recommended_renderer(model: str) -> str:
         return model_info.get_recommended_renderer_name(model)
 
 
-def held_out(config: PlayConfig, dataset: AgentEnvDatasetBuilder, bundle: Playable) -> AgentEnvDatasetBuilder:
-    """`dataset` with the split to evaluate on, and as many tasks of it as `config` asks for. Raises BundleError."""
-    split = config.eval_split or "held_out"
-    if not config.eval_split and split not in bundle.splits:
-        raise BundleError(
-            f"the bundle has no eval 'held_out'; name a split with --eval-split: {', '.join(bundle.splits)}"
-        )
-    held = len(bundle.split(split))
-    return chz.replace(dataset, test_split=split, eval_tasks=min(config.eval_tasks or held, held))
+def held_out(
+    dataset: AgentEnvDatasetBuilder, bundle: Playable, *, split: str, tasks: int, option: str
+) -> AgentEnvDatasetBuilder:
+    """`dataset` with the test split `split`, or else `held_out`, and the first `tasks` of it, or all.
+
+    Raises BundleError, which names the `option` to choose a split by.
+    """
+    if not split and "held_out" not in bundle.splits:
+        raise BundleError(f"the bundle has no eval 'held_out'; name a split with {option}: {', '.join(bundle.splits)}")
+    held = len(bundle.split(split or "held_out"))
+    return chz.replace(dataset, test_split=split or "held_out", eval_tasks=min(tasks or held, held))
 
 
 def _check_renderer(dataset: AgentEnvDatasetBuilder) -> None:

@@ -58,7 +58,7 @@ def _splits(config: RunConfig, say: Say) -> Splits:
 
     def chosen(dataset: AgentEnvDatasetBuilder, bundle: Playable) -> AgentEnvDatasetBuilder:
         train_split = config.train_split or ("train" if "train" in bundle.splits else "all")
-        dataset = held_out(config, dataset, bundle)
+        dataset = held_out(dataset, bundle, split=config.eval_split, tasks=config.eval_tasks, option="--eval-split")
         assert dataset.test_split is not None
         tasks, held = len(bundle.split(train_split)), len(bundle.split(dataset.test_split))
         on = f"{tasks} tasks to train on ({train_split}), {held} held out ({dataset.test_split})"
