@@ -129,7 +129,7 @@ class EpisodeRun:
 
         async def ended() -> OpenTurn | None:
             await self._check_envs()
-            await turn.end(reply)
+            await framework.end_turn(turn, reply)
             return await self._next_turn()
 
         return await self._bounded(ended(), self._end_seconds(within), "to go on after a turn")
@@ -181,7 +181,7 @@ class EpisodeRun:
         assert self._episode is not None
         while self._turn is not None:
             await self._check_envs()
-            await self._turn.end(None)
+            await framework.end_turn(self._turn, None)
             await self._next_turn()
         scores = await framework.scores_of(self._episode, self.task.prepared.task)
         status, why = framework.run_status(self._episode)

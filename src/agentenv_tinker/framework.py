@@ -1,4 +1,4 @@
-"""The only door to agentenv-framework, its non-public parts included.
+"""The only door to agentenv-framework, its non-public parts included; two of them are replaced in this process.
 
 Written for the version range in pyproject.toml; tst/tinker/test_framework.py fails when one of the parts used here
 moves. What leaves this module is ours or public there: prepared tasks, episode specs, episodes, turns.
@@ -8,19 +8,23 @@ from __future__ import annotations
 
 import asyncio
 import copy
+import functools
 import math
-from collections.abc import Iterator
+import time
+from collections.abc import Awaitable, Callable, Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, cast
 
 import httpx
+from agent_env.a2a_agent import protocol
 from agent_env.artifact import SkillArtifact
 from agent_env.artifact.artifacts.skill import download_skill
 from agent_env.bundle import BundleError as FrameworkBundleError
 from agent_env.bundle import BundleKind, PreparedBundle, parse_bundle, prepare_bundle
 from agent_env.bundle.installed import locate_bundle
+from agent_env.config import loader
 from agent_env.runner import store as run_index
 from agent_env.runner.runner import RunRecord, RunStatus, run_outcome
 from agent_env.store.routing import namespace_routing, run_scope
@@ -48,6 +52,7 @@ __all__ = [
     "TurnTools",
     "call_tool",
     "dead_envs",
+    "end_turn",
     "ended",
     "episode_spec",
     "failed_step",
@@ -67,7 +72,7 @@ __all__ = [
 ]
 
 RUNNER = "agentenv-tinker"  # who filed a run, in the framework's run index
-_POLL_SECONDS = 0.5  # how late a run learns that its turn was ended: its own 2 s is a slot held idle
+_POLL_SECONDS = 0.02  # between looks at a turn that was just ended
 _HEALTH_SECONDS = 10.0
 _GONE = (404, 502, 503, 504)  # what the tunnel of a sandbox that is gone answers
 
@@ -95,6 +100,7 @@ def prepare(source: str, *, sandbox: str | None) -> dict[str, tuple[PreparedTask
     The split `all` holds every task; each eval is a split of its own name, in the eval's order. The agent that the
     trainer plays need not exist. Blocks for seconds to minutes (image builds). Raises FrameworkBundleError.
     """
+    _replace_parts()
     root, id_root = locate_bundle(source)
     entries = parse_bundle(Path(root), id_root=id_root).entries
     with routing():
@@ -107,6 +113,61 @@ def prepare(source: str, *, sandbox: str | None) -> dict[str, tuple[PreparedTask
             played=True,
         )
     return _splits(prepared)
+
+
+def _replace_parts() -> None:
+    """Put both replacements in place. They change what an episode costs, and nothing that it does or scores."""
+    protocol.poll_a2a_task = _poll_until_ended
+    loader._missing_extra = _missing_extra_once
+
+
+_poll: Callable[..., Awaitable[dict[str, Any]]] = protocol.poll_a2a_task
+_ended: dict[str, asyncio.Event] = {}  # by the A2A task's id, which a turn has too: set once that turn was ended
+
+
+async def _poll_until_ended(
+    a2a_url: str, task_id: str, timeout_seconds: int, poll_interval_seconds: float = 10, **options: Any
+) -> dict[str, Any]:
+    """The framework's poll for a prompt's reply, with no sleep left once the turn was ended by `end_turn`.
+
+    A slot would be idle meanwhile, for a second in the mean.
+    """
+    until = time.monotonic() + timeout_seconds
+    ended = _ended.setdefault(task_id, asyncio.Event())
+    asked = functools.partial(_poll, a2a_url, task_id, **options)
+    slowly = asyncio.ensure_future(asked(timeout_seconds, poll_interval_seconds))
+    hearing = asyncio.ensure_future(ended.wait())
+    try:
+        await asyncio.wait((slowly, hearing), return_when=asyncio.FIRST_COMPLETED)
+        if slowly.done():
+            return slowly.result()
+    finally:
+        del _ended[task_id]
+        slowly.cancel()
+        hearing.cancel()
+        await asyncio.gather(slowly, hearing, return_exceptions=True)
+    return await asked(math.ceil(until - time.monotonic()), _POLL_SECONDS)
+
+
+async def end_turn(turn: Turn, reply: str | None) -> None:
+    """Hand `turn` back with `reply`, and have the run go on at once. Raises EpisodeError."""
+    await turn.end(reply)
+    if ended := _ended.get(turn._task_id):
+        ended.set()
+
+
+_missing_extra = loader._missing_extra
+_extras: dict[str, str | None] = {}
+
+
+def _missing_extra_once(error: ImportError) -> str | None:
+    """Which extra of the framework has a missing module, looked up once for each.
+
+    For each URL of an episode it tries every sandbox provider, and those whose module is missing cost it 10 ms each.
+    """
+    if str(error) not in _extras:
+        _extras[str(error)] = _missing_extra(error)
+    return _extras[str(error)]
 
 
 def _splits(prepared: PreparedBundle) -> dict[str, tuple[PreparedTask, ...]]:
@@ -191,7 +252,7 @@ def episode_spec(
     live. Raises EpisodeError where the task can't run as one.
     """
     task = prepared.task
-    steps = [_as_played(step, agent, sandbox_seconds) for step in task.steps]
+    steps = [_outliving(step, sandbox_seconds) for step in task.steps]
     return EpisodeSpec.from_task(
         Task(id=task.id, version=task.version, steps=steps),
         trainer_agents=None if agent is None else [agent],
@@ -199,14 +260,13 @@ def episode_spec(
     )
 
 
-def _as_played(step: TaskStep, agent: str | None, sandbox_seconds: int) -> TaskStep:
-    """`step` with a lifetime that outlives a rollout, and a played prompt that notices soon that its turn was ended."""
-    played: Any = copy.copy(step)
-    if hasattr(step, "ttl_seconds"):
-        played.ttl_seconds = max(step.ttl_seconds or 0, sandbox_seconds)
-    if isinstance(step, PromptAgentTaskStep) and agent in (None, step.agent_name):
-        played.poll_interval_seconds = min(step.poll_interval_seconds, _POLL_SECONDS)
-    return cast(TaskStep, played)
+def _outliving(step: TaskStep, sandbox_seconds: int) -> TaskStep:
+    """`step` with a lifetime that outlives a rollout, where it has one."""
+    if not hasattr(step, "ttl_seconds"):
+        return step
+    outliving: Any = copy.copy(step)
+    outliving.ttl_seconds = max(step.ttl_seconds or 0, sandbox_seconds)
+    return cast(TaskStep, outliving)
 
 
 def has_shell(tools: TurnTools) -> bool:

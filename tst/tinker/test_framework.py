@@ -3,6 +3,7 @@
 When one of these fails after an upgrade, the message names the part; nothing else of this package touches it.
 """
 
+import asyncio
 import importlib
 import inspect
 
@@ -15,6 +16,7 @@ from agentenv_tinker import framework
 MOVED = "agentenv-framework has moved {part}, which src/agentenv_tinker/framework.py uses"
 
 NAMES = [
+    "agent_env.a2a_agent.protocol:poll_a2a_task",
     "agent_env.artifact:SkillArtifact",
     "agent_env.artifact.artifacts.skill:download_skill",
     "agent_env.bundle:BundleError",
@@ -69,6 +71,7 @@ SIGNATURES = {
     "agent_env.runner.runner:RunRecord": {
         *("run_id", "runner", "task_id", "task_version", "instance_id", "status", "error", "overrides"),
     },
+    "agent_env.a2a_agent.protocol:poll_a2a_task": {"a2a_url", "task_id", "timeout_seconds", "poll_interval_seconds"},
     "agent_env.runner.runner:run_outcome": {"context", "exc"},
     "agent_env.runner.store:mark_terminal": {"run_id", "status", "error"},
     "agent_env.task.episode:Turn.tools": {"timeout"},
@@ -141,9 +144,26 @@ async def test_a_live_episode_holds_what_is_read_of_it(tmp_path):
         await episode.abandon("the test is over")
 
 
-def test_a_prompt_notices_an_ended_turn_soon_and_keeps_a_shorter_interval_of_its_own(tmp_path):
-    """The framework's own two seconds would be a slot held idle."""
-    bundle = write_bundle(tmp_path / "b", {"one": task({"prompt": "Go.", "poll_interval_seconds": 2}, "On.")})
+async def test_a_run_goes_on_as_its_turn_is_ended_however_seldom_it_asks(tmp_path):
+    """Where the poll that `framework._replace_parts` replaces has moved, the run would sleep for an hour."""
+    bundle = write_bundle(tmp_path / "b", {"one": task({"prompt": "Go.", "poll_interval_seconds": 3600}, "On.")})
     [playable] = builder(bundle).playable().split("all")
-    prompts = [step for step in playable.spec._copy.steps if step.type == "prompt_agent"]
-    assert [step.poll_interval_seconds for step in prompts] == [0.5, 0.05]
+    episode = await playable.spec.start(sandbox="in_process")
+    try:
+        async with asyncio.timeout(60):
+            for prompt in ("Go.", "On."):
+                turn = await episode.next_turn()
+                assert turn.prompt == prompt
+                await framework.end_turn(turn, "done")
+            assert await episode.next_turn() is None
+        assert framework._ended == {}
+    finally:
+        await episode.abandon("the test is over")
+
+
+def test_a_missing_module_is_looked_up_once(tmp_path):
+    """The framework's own answer is given again."""
+    builder(write_bundle(tmp_path / "b", {"one": task("Go.")})).playable()
+    error = ImportError("No module named 'daytona'", name="daytona")
+    assert part("agent_env.config.loader:install_hint")(error) == part("agent_env.config.loader:install_hint")(error)
+    assert framework._extras[str(error)] == framework._missing_extra(error) == "daytona"
