@@ -13,16 +13,18 @@ import time
 from collections.abc import Callable
 from pathlib import Path
 from types import FrameType
-from typing import Any, get_args, get_origin, get_type_hints
+from typing import Any, TypeVar, get_args, get_origin, get_type_hints
 
 import click
 
 from agentenv_tinker.comparison import compare as compared
-from agentenv_tinker.config import EvalConfig, PlayConfig, RunConfig
-from agentenv_tinker.errors import AgentEnvTinkerError, ConfigError, EpisodeFailedError, TrainingError
+from agentenv_tinker.config import EvalConfig, PlayConfig, RunConfig, WarmStartConfig
+from agentenv_tinker.errors import AgentEnvTinkerError, BundleError, ConfigError, EpisodeFailedError, TrainingError
 from agentenv_tinker.evaluation import Evaluation
+from agentenv_tinker.recipe import configured, find_recipe
 from agentenv_tinker.tables import comparison_table, evaluation_table
 
+_Config = TypeVar("_Config", bound=PlayConfig)
 _NAMES = {"checkpoint": "from"}  # options that are not called as their setting is
 
 
@@ -55,20 +57,35 @@ def _options(config: type[PlayConfig]) -> Callable[[Callable[..., None]], Callab
     return with_options
 
 
-def _given(options: dict[str, Any]) -> dict[str, Any]:
-    """The options that were given."""
-    return {name: value for name, value in options.items() if value not in (None, ())}
+_recipe_option = click.option(
+    "--recipe", default="", help="A recipe: a TOML file, or the name of one of the bundle's; else its `recipe.toml`."
+)
+
+
+def _config(kind: type[_Config], bundle: str, recipe: str, options: dict[str, Any]) -> _Config:
+    """The settings of a command: the options that were given, the recipe's, and the defaults."""
+    from agentenv_tinker.framework import FrameworkBundleError, bundle_folder
+
+    try:
+        path = find_recipe(bundle_folder(bundle), recipe)
+    except FrameworkBundleError as error:
+        raise BundleError("\n".join(f"bundle {bundle!r}: {problem}" for problem in error.problems)) from error
+    given = {name: value for name, value in options.items() if value not in (None, ())}
+    return configured(kind, path, {**given, "bundle": bundle})
 
 
 @cli.command()
 @click.argument("bundle")
+@_recipe_option
 @_options(RunConfig)
-def train(**options: Any) -> None:
+def train(bundle: str, recipe: str, **options: Any) -> None:
     """Train on BUNDLE, a folder or an installed bundle's name, and evaluate before and after."""
     from agentenv_tinker.training import train as run
 
-    config = RunConfig(**_given(options))
+    config = _config(RunConfig, bundle, recipe, options)
     trained = asyncio.run(run(config, say=_progress()))
+    if trained.base is not None:
+        click.echo(f"held-out reward of the base model: {trained.base.line}")
     click.echo(f"held-out reward before: {trained.before.line}")
     click.echo(f"held-out reward after:  {trained.after.line}")
     click.echo(f"run:        {trained.folder}  (metrics.jsonl, iteration_*/*.html, records/)")
@@ -77,14 +94,30 @@ def train(**options: Any) -> None:
         click.echo(f"adapter:    {trained.adapter}")
 
 
+@cli.command("warm-start")
+@click.argument("bundle")
+@_recipe_option
+@_options(WarmStartConfig)
+def warm_start(bundle: str, recipe: str, **options: Any) -> None:
+    """Teach the model the demonstrations of BUNDLE that score well, for `train` to go on from."""
+    from agentenv_tinker.training import warm_started
+
+    config = _config(WarmStartConfig, bundle, recipe, options)
+    started = asyncio.run(warm_started(config, say=_progress()))
+    click.echo(f"warm start: {started.folder}")
+    click.echo(f"to train:   agentenv-tinker train {bundle} --from {started.state_path}")
+    click.echo(f"to play:    agentenv-tinker eval {bundle} --from {started.sampler_path}")
+
+
 @cli.command("eval")
 @click.argument("bundle")
+@_recipe_option
 @_options(EvalConfig)
-def evaluate(**options: Any) -> None:
+def evaluate(bundle: str, recipe: str, **options: Any) -> None:
     """Play a split of BUNDLE with a base model or a checkpoint, and say what it earns."""
     from agentenv_tinker.playing import evaluated
 
-    config = EvalConfig(**_given(options))
+    config = _config(EvalConfig, bundle, recipe, options)
     click.echo(evaluation_table(asyncio.run(evaluated(config, say=_progress()))))
     click.echo(f"\nevaluation: {config.folder / 'evaluation.json'}")
 

@@ -50,6 +50,7 @@ __all__ = [
     "Task",
     "Turn",
     "TurnTools",
+    "bundle_folder",
     "call_tool",
     "dead_envs",
     "end_turn",
@@ -168,6 +169,11 @@ def _missing_extra_once(error: ImportError) -> str | None:
     if str(error) not in _extras:
         _extras[str(error)] = _missing_extra(error)
     return _extras[str(error)]
+
+
+def bundle_folder(source: str) -> Path:
+    """The folder of the bundle that `source` names, by its path or as an installed one. Raises FrameworkBundleError."""
+    return Path(locate_bundle(source)[0]).expanduser()
 
 
 def _splits(prepared: PreparedBundle) -> dict[str, tuple[PreparedTask, ...]]:

@@ -25,6 +25,7 @@ from agentenv_tinker.dataset import AgentEnvDatasetBuilder
 from agentenv_tinker.episode import abandon_all
 from agentenv_tinker.errors import BundleError, ConfigError, boundary
 from agentenv_tinker.progress import Say, quiet_console
+from agentenv_tinker.recipe import FILE_NAME, write_recipe
 from agentenv_tinker.sandboxes import check_docker
 from agentenv_tinker.service import tinker_service
 
@@ -57,6 +58,7 @@ async def prepared(config: PlayConfig, splits: Splits, *, say: Say) -> AsyncIter
         dataset = chz.replace(dataset, tokenizer_path=service.tokenizer_path)
         await asyncio.to_thread(_check_renderer, dataset)
         (folder / "run.json").write_text(json.dumps(config.to_dict(), indent=2) + "\n")
+        write_recipe(config, folder / FILE_NAME)
         stack.push_async_callback(_teardown, say)
         yield dataset
 

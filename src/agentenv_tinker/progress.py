@@ -37,7 +37,9 @@ def quiet_console(log: Path) -> Iterator[None]:
 @contextlib.asynccontextmanager
 async def told(folder: Path, *, steps: int, say: Say) -> AsyncIterator[None]:
     """Tell of each of the `steps` training steps as its metrics arrive in `folder`, for the block."""
-    telling = asyncio.create_task(_tell(folder / "metrics.jsonl", steps, say))
+    metrics = folder / "metrics.jsonl"
+    known = len(await asyncio.to_thread(_lines, metrics))  # those of an earlier try, where this one goes on
+    telling = asyncio.create_task(_tell(metrics, steps, known, say))
     try:
         yield
     finally:
@@ -46,8 +48,7 @@ async def told(folder: Path, *, steps: int, say: Say) -> AsyncIterator[None]:
             await telling
 
 
-async def _tell(metrics: Path, steps: int, say: Say) -> None:
-    seen = 0
+async def _tell(metrics: Path, steps: int, seen: int, say: Say) -> None:
     quiet_since, last = asyncio.get_running_loop().time(), episodes_played()
     while True:
         await asyncio.sleep(_LOOK_SECONDS)
@@ -68,7 +69,9 @@ def _lines(metrics: Path) -> list[str]:
 
 
 def step_line(metrics: Mapping[str, Any], steps: int) -> str:
-    """One line for the metrics of a training step, or of the evaluation after the last."""
+    """One line for the metrics of a training step, supervised or RL, or of the evaluation after the last."""
+    if (loss := metrics.get("train_mean_nll")) is not None:
+        return f"warm start, step {metrics['step'] + 1}/{steps}: loss {loss:.3f}, {metrics['time/total']:.0f} s"
     parts = []
     step = metrics.get("progress/batch")
     if (held := metrics.get("test/env/all/reward/total")) is not None:

@@ -36,7 +36,8 @@ class Service:
 
 @contextlib.asynccontextmanager
 async def tinker_service(model: str, *, folder: Path) -> AsyncIterator[Service]:
-    """The run's service, which is ready to train `model`. Files of the run's own go below `folder`.
+    """The run's service, which is ready to train `model`. Files of the run's own go below `folder`, and a
+    tinker_local's weights beside it, where later runs find them.
 
     TINKER_BASE_URL names a service, TINKER_API_KEY alone the hosted one; with neither, a tinker_local starts for the
     length of the block. Raises ServiceError where it can't be reached, refuses the key or doesn't have the model.
@@ -52,12 +53,12 @@ async def tinker_service(model: str, *, folder: Path) -> AsyncIterator[Service]:
 
 @contextlib.asynccontextmanager
 async def _local_service(model: str, folder: Path) -> AsyncIterator[str]:
-    """A tinker_local for this block, its data in `folder` and its output in a log there, on a free port."""
+    """A tinker_local for this block, on a free port: its log in `folder`, its data beside it, for all runs to share."""
     log = folder / "tinker_local.log"
     with log.open("wb") as output:
         process = await asyncio.create_subprocess_exec(
             *(sys.executable, "-m", "tinker_local", "--model", model, "--port", "0", "--until-eof"),
-            *("--data", str(folder / "weights")),
+            *("--data", str(folder.parent / ".tinker")),
             stdin=asyncio.subprocess.PIPE,  # closed when this process dies, however it does
             stdout=asyncio.subprocess.PIPE,
             stderr=output,

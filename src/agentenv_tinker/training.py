@@ -16,20 +16,24 @@ from tinker_cookbook.exceptions import TinkerCookbookError
 from tinker_cookbook.rl import train as rl_train
 
 from agentenv_tinker.bundle import Playable
-from agentenv_tinker.config import RunConfig
+from agentenv_tinker.config import RunConfig, WarmStartConfig
 from agentenv_tinker.dataset import AgentEnvDatasetBuilder
 from agentenv_tinker.errors import TrainingError, boundary, described
 from agentenv_tinker.evaluation import Evaluation
 from agentenv_tinker.playing import evaluate, recorded_evaluations
 from agentenv_tinker.preparation import Splits, held_out, prepared
 from agentenv_tinker.progress import Say, told
+from agentenv_tinker.warm_start import WarmStart, given_checkpoint, warm_start
 
 
 @dataclass(frozen=True)
 class Trained:
     """What a run came to, and where it is."""
 
+    base: Evaluation | None
+    """Of the base model, where it was asked for and `before` is of other weights."""
     before: Evaluation
+    """Of the weights that RL started from."""
     after: Evaluation
     folder: Path
     checkpoint: str
@@ -46,18 +50,40 @@ async def train(config: RunConfig, *, say: Say) -> Trained:
     """
     async with contextlib.AsyncExitStack() as stack:
         dataset = await stack.enter_async_context(prepared(config, _splits(config, say), say=say))
-        stack.enter_context(
-            boundary(TrainingError, "training stopped", tinker.TinkerError, TinkerCookbookError, OSError)
-        )
+        stack.enter_context(_training_stopped())
+        base = await _base_evaluation(config, dataset, say)
+        start = await _start(config, dataset, say)
         await stack.enter_async_context(told(config.folder, steps=config.steps, say=say))
-        return await _trained(config, dataset, say)
+        return await _trained(config, dataset, start, base, say)
+
+
+async def warm_started(config: WarmStartConfig, *, say: Say) -> WarmStart:
+    """Warm-start alone, as `train` does it before RL. Raises what `train` does."""
+
+    def chosen(dataset: AgentEnvDatasetBuilder, bundle: Playable) -> AgentEnvDatasetBuilder:
+        split = _train_split(config, bundle)
+        say(f"bundle: {config.bundle}, {len(bundle.split(split))} tasks to train on ({split})")
+        return chz.replace(dataset, train_split=split, seed=config.seed)
+
+    async with contextlib.AsyncExitStack() as stack:
+        dataset = await stack.enter_async_context(prepared(config, chosen, say=say))
+        stack.enter_context(_training_stopped())
+        return await warm_start(config, dataset, say=say)
+
+
+def _training_stopped() -> contextlib.AbstractContextManager[None]:
+    return boundary(TrainingError, "training stopped", tinker.TinkerError, TinkerCookbookError, OSError)
+
+
+def _train_split(config: WarmStartConfig, bundle: Playable) -> str:
+    return config.train_split or ("train" if "train" in bundle.splits else "all")
 
 
 def _splits(config: RunConfig, say: Say) -> Splits:
     """What to train and to evaluate on."""
 
     def chosen(dataset: AgentEnvDatasetBuilder, bundle: Playable) -> AgentEnvDatasetBuilder:
-        train_split = config.train_split or ("train" if "train" in bundle.splits else "all")
+        train_split = _train_split(config, bundle)
         dataset = held_out(dataset, bundle, split=config.eval_split, tasks=config.eval_tasks, option="--eval-split")
         assert dataset.test_split is not None
         tasks, held = len(bundle.split(train_split)), len(bundle.split(dataset.test_split))
@@ -75,8 +101,43 @@ def _splits(config: RunConfig, say: Say) -> Splits:
     return chosen
 
 
-async def _trained(config: RunConfig, dataset: AgentEnvDatasetBuilder, say: Say) -> Trained:
-    cookbook = _cookbook_config(config, dataset)
+async def _base_evaluation(config: RunConfig, dataset: AgentEnvDatasetBuilder, say: Say) -> Evaluation | None:
+    """The evaluation of the base model, where it is asked for, and RL won't make it by itself."""
+    if not config.eval_base or not (config.checkpoint or config.warm_start_steps):
+        return None
+    say("evaluating the base model")
+    base = await _evaluation(config, dataset, checkpoint=None, label="base", step=0)
+    say(f"the base model: {base.line}")
+    return base
+
+
+async def _start(config: RunConfig, dataset: AgentEnvDatasetBuilder, say: Say) -> str | None:
+    """The training state that RL starts from: the one given, a warm start's, or None for the base model."""
+    if config.checkpoint:
+        return await asyncio.to_thread(given_checkpoint, config.checkpoint)
+    if config.warm_start_steps:
+        return (await warm_start(config, dataset, say=say)).state_path
+    return None
+
+
+async def _evaluation(
+    config: RunConfig, dataset: AgentEnvDatasetBuilder, *, checkpoint: str | None, label: str, step: int
+) -> Evaluation:
+    return await evaluate(
+        dataset,
+        checkpoint=checkpoint,
+        label=label,
+        step=step,
+        folder=config.folder / "evaluations",
+        max_tokens=config.max_tokens,
+        thresholds=config.above,
+    )
+
+
+async def _trained(
+    config: RunConfig, dataset: AgentEnvDatasetBuilder, start: str | None, base: Evaluation | None, say: Say
+) -> Trained:
+    cookbook = _cookbook_config(config, dataset, start)
     say(f"training: {config.steps} steps of {config.groups_per_batch} x {config.group_size} rollouts")
     await rl_train.main(cookbook)
     _check_steps(config)
@@ -88,23 +149,17 @@ async def _trained(config: RunConfig, dataset: AgentEnvDatasetBuilder, say: Say)
     if checkpoint is None or checkpoint.sampler_path is None or checkpoint.state_path is None:
         raise TrainingError(f"the cookbook left no final checkpoint in {config.folder}")
     say("evaluating the final checkpoint")
-    after = await evaluate(
-        dataset,
-        checkpoint=checkpoint.sampler_path,
-        label="final",
-        step=config.steps,
-        folder=config.folder / "evaluations",
-        max_tokens=config.max_tokens,
-    )
+    after = await _evaluation(config, dataset, checkpoint=checkpoint.sampler_path, label="final", step=config.steps)
     say(f"final evaluation: {after.line}")
     adapter = await _downloaded(checkpoint.state_path, config.folder / "checkpoints" / "final", say)
-    trained = Trained(before, after, config.folder, checkpoint.sampler_path, adapter)
+    trained = Trained(base, before, after, config.folder, checkpoint.sampler_path, adapter)
     _write_summary(trained)
     return trained
 
 
 def _write_summary(trained: Trained) -> None:
     summary = {
+        "base": trained.base.to_dict() if trained.base is not None else None,
         "before": trained.before.to_dict(),
         "after": trained.after.to_dict(),
         "folder": str(trained.folder),
@@ -124,8 +179,9 @@ async def _downloaded(state_path: str, folder: Path, say: Say) -> Path | None:
     return folder
 
 
-def _cookbook_config(config: RunConfig, dataset: AgentEnvDatasetBuilder) -> rl_train.Config:
+def _cookbook_config(config: RunConfig, dataset: AgentEnvDatasetBuilder, start: str | None) -> rl_train.Config:
     return rl_train.Config(
+        load_checkpoint_path=start,
         learning_rate=config.learning_rate,
         dataset_builder=dataset,
         model_name=config.model,

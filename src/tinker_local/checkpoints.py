@@ -4,6 +4,7 @@ Everything is written beside its place and renamed into it, so a reader finds a 
 the only record: what is listed is what is there, also after a restart.
 """
 
+import fcntl
 import json
 import os
 import re
@@ -115,17 +116,20 @@ class Store:
     """The data folder. Its methods block; they can be called from any thread."""
 
     def __init__(self, root: Path) -> None:
-        """Open the folder, making it if needed, and clear what a killed service left half-written.
+        """Open the folder, making it if needed, and clear what killed services left half-written.
 
-        Raises StartupError if it can't be written to.
+        Several services can share it. Raises StartupError if it can't be written to.
         """
         self.root = root
+        self._drafts = root / "drafts" / uuid.uuid4().hex
         try:
             for name in ("runs", "samplers", "sessions", "drafts"):
                 (root / name).mkdir(parents=True, exist_ok=True)
-            for draft in (root / "drafts").iterdir():
-                shutil.rmtree(draft, ignore_errors=True)
-            (root / "drafts" / uuid.uuid4().hex).mkdir()
+            for drafts in (root / "drafts").iterdir():
+                _clear_unless_locked(drafts)
+            self._drafts.mkdir()
+            self._lock = os.open(self._drafts, os.O_RDONLY)  # held as long as this process lives
+            fcntl.flock(self._lock, fcntl.LOCK_EX)
         except OSError as error:
             raise StartupError(f"data folder {str(root)!r} can't be used: {error.strerror or error}") from error
 
@@ -304,14 +308,26 @@ class Store:
     @contextmanager
     def _draft(self) -> Iterator[Path]:
         """Give a folder to write in; what is not renamed away by the end is removed."""
-        draft = self.root / "drafts" / uuid.uuid4().hex
+        draft = self._drafts / uuid.uuid4().hex
         try:
-            draft.mkdir()
+            draft.mkdir(parents=True)
             yield draft
         except (OSError, SafetensorError) as error:
             raise StorageError(f"the data folder can't be written: {error}") from error
         finally:
             shutil.rmtree(draft, ignore_errors=True)
+
+
+def _clear_unless_locked(drafts: Path) -> None:
+    """Remove the drafts of a service, unless it lives: then it has them locked."""
+    opened = os.open(drafts, os.O_RDONLY)
+    try:
+        fcntl.flock(opened, fcntl.LOCK_EX | fcntl.LOCK_NB)
+        shutil.rmtree(drafts, ignore_errors=True)
+    except BlockingIOError:
+        pass
+    finally:
+        os.close(opened)
 
 
 def check_name(name: str) -> None:

@@ -25,7 +25,8 @@ def test_every_setting_is_an_option(monkeypatch: pytest.MonkeyPatch, capsys: pyt
 
     listed = capsys.readouterr().out
     settings = [setting.name for setting in dataclasses.fields(RunConfig) if setting.name != "bundle"]
-    assert [name for name in settings if f"--{name.replace('_', '-')} " not in listed] == []
+    options = ["from" if name == "checkpoint" else name.replace("_", "-") for name in settings]
+    assert [name for name in options if f"--{name} " not in listed] == []
 
 
 @pytest.mark.parametrize(
@@ -35,7 +36,7 @@ def test_every_setting_is_an_option(monkeypatch: pytest.MonkeyPatch, capsys: pyt
         (["train", "b", "--steps", "many"], "Error: Invalid value for '--steps': 'many' is not a valid integer."),
         (["train", "b", "--step", "3"], "Error: No such option"),
         (["trian"], "Error: No such command 'trian'."),
-        (["train", "b", "--group-size", "0"], "agentenv-tinker: group_size must be 1 or more, not 0"),
+        (["train", "./b", "--group-size", "0"], "agentenv-tinker: group_size must be 1 or more, not 0"),
     ],
     ids=["no bundle", "no number", "unknown option", "unknown command", "refused setting"],
 )

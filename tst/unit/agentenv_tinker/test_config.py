@@ -1,5 +1,7 @@
 """The settings of a run."""
 
+import dataclasses
+import json
 import re
 from pathlib import Path
 
@@ -38,28 +40,9 @@ def test_a_setting_that_cannot_be_used_is_refused_by_name(name: str, value: obje
 
 
 def test_settings_are_saved_as_json_values() -> None:
-    """What run.json holds are plain values."""
-    assert RunConfig(bundle="b", run="r", runs=Path("x")).to_dict() | {"steps": 9} == {
-        "bundle": "b",
-        "runs": "x",
-        "run": "r",
-        "model": "HuggingFaceTB/SmolLM2-135M-Instruct",
-        "renderer": "",
-        "train_split": "",
-        "eval_split": "",
-        "reward": "",
-        "steps": 9,
-        "groups_per_batch": 4,
-        "group_size": 4,
-        "eval_tasks": 20,
-        "eval_every": 0,
-        "learning_rate": 5e-4,
-        "lora_rank": 32,
-        "temperature": 1.0,
-        "max_tokens": 128,
-        "max_trajectory_tokens": 8192,
-        "max_turn_messages": 4,
-        "max_concurrent_episodes": 8,
-        "sandbox": "pool",
-        "seed": 0,
-    }
+    """Every setting is there, as a plain value that JSON holds."""
+    saved = RunConfig(bundle="b", run="r", runs=Path("x"), above=(0.2,)).to_dict()
+
+    assert json.loads(json.dumps(saved)) == {**saved, "above": [0.2]}
+    assert saved.keys() == {setting.name for setting in dataclasses.fields(RunConfig)}
+    assert (saved["bundle"], saved["runs"], saved["steps"]) == ("b", "x", 3)

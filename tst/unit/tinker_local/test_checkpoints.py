@@ -60,6 +60,14 @@ def test_drafts_of_a_killed_service_are_cleared(store):
     assert not draft.exists()
 
 
+def test_a_service_that_starts_leaves_the_drafts_of_one_that_runs(store):
+    """Several services can share a data folder: none clears what another is writing."""
+    [drafts] = (store.root / "drafts").iterdir()
+    (drafts / "half").mkdir()
+    Store(store.root)
+    assert (drafts / "half").exists()
+
+
 @pytest.mark.parametrize("manifest", ["", "{", "[]", '{"name": '], ids=["empty", "open", "list", "cut"])
 def test_a_damaged_manifest_is_told_and_hides_nothing_else(store, manifest):
     """The damaged checkpoint is an error by its path; the list has the whole ones."""
@@ -93,7 +101,7 @@ def test_a_failed_save_leaves_what_was_there(store, monkeypatch):
         save(store, overwrite=True)
     assert store.checkpoints("run") == [saved]
     assert store.adapter(PATH)["a"].tolist() == [0.0, 1.0, 2.0, 3.0]
-    assert len(list((store.root / "drafts").iterdir())) == 1
+    assert [list(drafts.iterdir()) for drafts in (store.root / "drafts").iterdir()] == [[]]
 
 
 def test_a_name_that_is_taken_needs_overwrite(store):

@@ -1,0 +1,241 @@
+"""Warm start: supervised learning on a bundle's demonstrations, by the cookbook's own loop, before RL.
+
+Its result is kept under the folder of the runs by what it was made of, so that it is made once, and an interrupted one
+goes on: with the demonstrations that are replayed, and at the training step that comes next.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import hashlib
+import json
+import math
+import random
+from collections.abc import Callable
+from dataclasses import dataclass
+from pathlib import Path
+
+import chz
+import tinker
+from tinker_cookbook import checkpoint_utils
+from tinker_cookbook.supervised import train as supervised_train
+from tinker_cookbook.supervised.types import SupervisedDataset, SupervisedDatasetBuilder
+
+from agentenv_tinker import framework
+from agentenv_tinker.config import WarmStartConfig
+from agentenv_tinker.dataset import AgentEnvDatasetBuilder
+from agentenv_tinker.demonstrations import FILE_NAME, read_demonstrations
+from agentenv_tinker.errors import BundleError, ConfigError, TrainingError
+from agentenv_tinker.progress import Say, told
+from agentenv_tinker.replay import Example, Replayed, read_replayed, replay, write_replayed
+
+SAVE_EVERY = 10  # steps between checkpoints; an interrupted warm start repeats fewer than that
+_REPLAYED_FILE = "replayed.jsonl"
+_TOLD_FAILURES = 3
+
+
+@dataclass(frozen=True)
+class WarmStart:
+    """What a warm start came to."""
+
+    folder: Path
+    state_path: str
+    """The trained weights to train on from, as a `tinker://` path."""
+    sampler_path: str
+    """The same to sample from."""
+
+
+def warm_start_folder(config: WarmStartConfig) -> Path:
+    """Where the warm start of `config` is kept: by its settings, and by every file of the bundle. Blocks."""
+    root = framework.bundle_folder(config.bundle)
+    digest = hashlib.sha256()
+    for path in sorted(path for path in root.rglob("*") if path.is_file() and "__pycache__" not in path.parts):
+        digest.update(f"{path.relative_to(root)}\0{hashlib.sha256(path.read_bytes()).hexdigest()}\0".encode())
+    own = _demonstrations_file(config)
+    settings = {
+        name: getattr(config, name)
+        for name in (
+            *("model", "renderer", "reward", "train_split", "min_score", "lora_rank", "seed"),
+            *("warm_start_steps", "warm_start_batch", "warm_start_learning_rate"),
+            *("max_turn_messages", "max_tokens", "max_trajectory_tokens"),
+        )
+    }
+    digest.update(json.dumps(settings, sort_keys=True).encode())
+    if own.is_file() and not own.is_relative_to(root):
+        digest.update(own.read_bytes())
+    return config.runs / ".warm-starts" / f"{root.resolve().name}-{digest.hexdigest()[:12]}"
+
+
+def _demonstrations_file(config: WarmStartConfig) -> Path:
+    return Path(config.demonstrations) if config.demonstrations else framework.bundle_folder(config.bundle) / FILE_NAME
+
+
+async def warm_start(config: WarmStartConfig, dataset: AgentEnvDatasetBuilder, *, say: Say) -> WarmStart:
+    """Warm-start the model of `config` on the training split of `dataset`, or find that it was done.
+
+    Raises BundleError for demonstrations that can't be read, or of which none is good enough.
+    """
+    folder = await asyncio.to_thread(warm_start_folder, config)
+    if (done := await _done(folder)) is not None:
+        say(f"warm start: done before, in {folder}")
+        return done
+    await asyncio.to_thread(folder.mkdir, parents=True, exist_ok=True)
+    await asyncio.to_thread(_set_resume_point, folder)
+    builder = await _examples(config, dataset, folder, say)
+    say(f"warm start: {config.warm_start_steps} steps of {config.warm_start_batch} demonstrations")
+    async with told(folder, steps=config.warm_start_steps, say=say):
+        await supervised_train.main(_cookbook_config(config, dataset, builder, folder))
+    if (done := await _done(folder)) is None:
+        raise TrainingError(f"the cookbook left no final checkpoint in {folder}")
+    return done
+
+
+def given_checkpoint(given: str) -> str:
+    """The training state that `given` names: itself, a `tinker://` path, or the last one of a run's folder. Blocks.
+
+    Raises ConfigError where that folder has none.
+    """
+    if given.startswith("tinker://"):
+        return given
+    last = checkpoint_utils.get_last_checkpoint(given)
+    if last is None or last.state_path is None:
+        raise ConfigError(f"{given!r} is neither a tinker:// path nor a folder with a checkpoint of a run")
+    return str(last.state_path)
+
+
+async def _done(folder: Path) -> WarmStart | None:
+    """The warm start in `folder`, if it is complete and the service has its weights yet."""
+    last = checkpoint_utils.get_last_checkpoint(str(folder))
+    if last is None or last.state_path is None:
+        return None
+    if not await _has(last.state_path):
+        (folder / "checkpoints.jsonl").unlink()  # of another service, or removed there
+        return None
+    if last.name != "final" or last.sampler_path is None:
+        return None
+    return WarmStart(folder, last.state_path, last.sampler_path)
+
+
+async def _has(path: str) -> bool:
+    """Whether the service has the checkpoint at `path`."""
+    rest = tinker.ServiceClient().create_rest_client()
+    try:
+        await rest.get_weights_info_by_tinker_path(path)
+    except (tinker.NotFoundError, tinker.BadRequestError, tinker.PermissionDeniedError):
+        return False
+    return True
+
+
+def _set_resume_point(folder: Path) -> None:
+    """Have an interrupted loop go on after the batch of its last checkpoint.
+
+    The loop files a checkpoint under the batch that it has just trained on, and would start again with that one.
+    """
+    last = checkpoint_utils.get_last_checkpoint(str(folder))
+    if last is None or last.batch is None or last.extra.get("resumes_after") is not None:
+        return
+    record = {**last.to_dict(), "batch": last.batch + 1, "resumes_after": last.batch}
+    with (folder / "checkpoints.jsonl").open("a") as file:
+        file.write(json.dumps(record) + "\n")
+
+
+async def _examples(
+    config: WarmStartConfig, dataset: AgentEnvDatasetBuilder, folder: Path, say: Say
+) -> DemonstrationDatasetBuilder:
+    """The demonstrations that score well enough, replayed now or by an earlier try."""
+    path = folder / _REPLAYED_FILE
+    replayed = await asyncio.to_thread(read_replayed, path)
+    if replayed is None:
+        demonstrations = await asyncio.to_thread(read_demonstrations, _demonstrations_file(config))
+        replayed = await replay(
+            demonstrations, dataset, dataset.train_split, on_progress=_told_every(50, say, of=len(demonstrations))
+        )
+        await asyncio.to_thread(write_replayed, path, replayed)
+    good = [one for one in replayed if one.reward is not None and one.reward >= config.min_score]
+    say(f"demonstrations: {len(good)} of {len(replayed)} score {config.min_score:g} or more")
+    for one in [one for one in replayed if one.reward is None][:_TOLD_FAILURES]:
+        say(f"a demonstration of {one.task} failed: {one.error}")
+    if not good:
+        raise BundleError(_none_is_good(replayed, config.min_score))
+    return DemonstrationDatasetBuilder(
+        path=str(path), min_score=config.min_score, batch_size=config.warm_start_batch, seed=config.seed
+    )
+
+
+def _told_every(many: int, say: Say, *, of: int) -> Callable[[int], None]:
+    def told_now(count: int) -> None:
+        if count % many == 0:
+            say(f"demonstrations: {count} replayed, of {of} at most")
+
+    return told_now
+
+
+def _none_is_good(replayed: list[Replayed], min_score: float) -> str:
+    failed = [one for one in replayed if one.reward is None]
+    if len(failed) == len(replayed):
+        return f"each of {len(failed)} demonstrations failed; that of {failed[0].task}: {failed[0].error}"
+    best = max(one.reward for one in replayed if one.reward is not None)
+    return f"no demonstration scores {min_score:g} or more; the best scores {best:g}"
+
+
+class DemonstrationDataset(SupervisedDataset):
+    """Batches of examples, shuffled anew in each epoch by the seed. The last batch of an epoch holds what is left."""
+
+    def __init__(self, examples: list[Example], *, batch_size: int, seed: int) -> None:
+        self._examples = examples
+        self._batch_size = batch_size
+        self._seed = seed
+        self.set_epoch(0)
+
+    def __len__(self) -> int:
+        return math.ceil(len(self._examples) / self._batch_size)
+
+    def set_epoch(self, seed: int = 0) -> None:
+        """Shuffle for epoch number `seed`."""
+        self._order = list(range(len(self._examples)))
+        random.Random(f"{self._seed}/{seed}").shuffle(self._order)
+
+    def get_batch(self, index: int) -> list[tinker.Datum]:
+        """The examples of batch `index`, for the loss `cross_entropy`."""
+        chosen = self._order[index * self._batch_size : (index + 1) * self._batch_size]
+        return [self._examples[each].datum() for each in chosen]
+
+
+@chz.chz
+class DemonstrationDatasetBuilder(SupervisedDatasetBuilder):
+    """Builds the dataset of the replayed demonstrations in a file, those that score `min_score` or more."""
+
+    path: str
+    min_score: float
+    batch_size: int
+    seed: int = 0
+
+    def __call__(self) -> tuple[SupervisedDataset, None]:
+        """The dataset, and no test set. Blocks."""
+        examples = [
+            example
+            for one in read_replayed(Path(self.path)) or []
+            if one.reward is not None and one.reward >= self.min_score
+            for example in one.examples
+        ]
+        return DemonstrationDataset(examples, batch_size=self.batch_size, seed=self.seed), None
+
+
+def _cookbook_config(
+    config: WarmStartConfig, dataset: AgentEnvDatasetBuilder, builder: DemonstrationDatasetBuilder, folder: Path
+) -> supervised_train.Config:
+    batches = len(builder()[0])
+    return supervised_train.Config(
+        log_path=str(folder),
+        model_name=config.model,
+        recipe_name="agentenv-tinker",
+        renderer_name=dataset.renderer_name,
+        dataset_builder=builder,
+        learning_rate=config.warm_start_learning_rate,
+        num_epochs=math.ceil(config.warm_start_steps / batches),
+        max_steps=config.warm_start_steps,
+        lora_rank=config.lora_rank,
+        save_every=SAVE_EVERY,
+        submit_ahead=0,  # so that a checkpoint holds the steps up to its batch, and none more
+        ttl_seconds=None,
+    )
