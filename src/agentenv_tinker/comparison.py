@@ -121,7 +121,7 @@ def paired_t(differences: Sequence[float]) -> tuple[tuple[float, float] | None, 
     if error < TOLERANCE:
         return (mean, mean), None
     reach = t_quantile(LEVEL, count - 1) * error
-    return (mean - reach, mean + reach), 1 - t_within(abs(mean) / error, count - 1)
+    return (mean - reach, mean + reach), max(1 - t_within(abs(mean) / error, count - 1), 0.0)
 
 
 def t_quantile(level: float, degrees: int) -> float:

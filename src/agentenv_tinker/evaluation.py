@@ -274,7 +274,7 @@ def read_rollouts(path: Path) -> list[Rollout]:
     """The rollouts of a `*_rollout_summaries.jsonl` of the cookbook's, in its order. Raises ConfigError."""
     with boundary(ConfigError, f"{str(path)!r} can't be read as rollouts", OSError, ValueError):
         records = [json.loads(line) for line in path.read_text().splitlines() if line]
-    with boundary(ConfigError, f"{str(path)!r} holds other rollouts than ours", KeyError, IndexError):
+    with boundary(ConfigError, f"{str(path)!r} holds other rollouts than ours", KeyError, IndexError, TypeError):
         return [rollout_of(record) for record in records]
 
 

@@ -59,7 +59,12 @@ class RolloutEnv(EnvFromMessageEnv):
             if isinstance(observed, types.InitialObservationOverflow):
                 reward, metrics = await self.episode.score_cut()
                 self._paid = True
-                return replace(observed, reward=observed.reward + reward, metrics={**observed.metrics, **metrics})
+                return replace(
+                    observed,
+                    reward=observed.reward + reward,
+                    metrics={**observed.metrics, **metrics},
+                    logs={**observed.logs, **self.episode.run.labels},
+                )
         except BaseException as error:
             await self.abandon(f"its first observation failed: {described(error)}")
             raise

@@ -2,7 +2,6 @@
 
 import json
 import logging
-from pathlib import Path
 
 import pytest
 import tinker
@@ -85,3 +84,113 @@ async def test_a_split_is_played_and_a_failing_episode_is_named_and_left_out_of_
         ),
     )
     assert Evaluation.read(tmp_path / "untrained.json") == evaluation
+
+
+async def test_samples_of_a_task_are_episodes_of_their_own(bundle, tmp_path):
+    """Each is recorded, and one that fails costs no other; the error of the mean is that of the tasks."""
+    once = await evaluated(bundle, tmp_path, label="once")
+    thrice = await evaluated(bundle, tmp_path, label="thrice", samples=3)
+
+    assert [(task.rewards, task.failed) for task in thrice.tasks] == [
+        ((0.4,) * 3, 0),
+        ((), 3),
+        ((1.0,) * 3, 0),
+        ((0.0,) * 3, 0),
+    ]
+    assert thrice.pass_at == {k: pytest.approx(1 / 3) for k in (1, 2, 3)}
+    assert thrice.standard_error == pytest.approx(once.standard_error)
+
+
+async def test_an_evaluation_leaves_its_records_and_a_page(bundle, tmp_path):
+    """The cookbook's own, one line an episode; the framework files the episodes under the evaluation's label."""
+    await evaluated(bundle, tmp_path / "labelled", label="warm-start", step=7)
+
+    folder = tmp_path / "labelled"
+    assert sorted(path.name for path in folder.iterdir()) == [
+        "warm-start.html",
+        "warm-start.json",
+        "warm-start_rollout_summaries.jsonl",
+    ]
+    lines = (folder / "warm-start_rollout_summaries.jsonl").read_text().splitlines()
+    assert [(record["split"], record["iteration"], record["total_reward"]) for record in map(json.loads, lines)] == [
+        ("eval/warm-start", 7, reward) for reward in (0.4, 1.0, 0.0)
+    ]
+    assert "task: write-4" in (folder / "warm-start.html").read_text()
+    runs = runs_of("labelled")
+    assert {run.overrides["metadata"]["run_group_id"] for run in runs} == {"labelled/eval/warm-start/step-7"}
+    assert [str(run.status) for run in runs].count("COMPLETED") == 3
+
+
+async def test_the_model_is_the_base_model_or_a_checkpoint_of_it(bundle, tmp_path, monkeypatch):
+    """What is sampled from is what was named, at the temperature that was asked for."""
+    asked = []
+    sample = service.SamplingClient.sample_async
+
+    async def noted(self, **request):
+        params = request["sampling_params"]
+        asked.append((self.path, params.temperature, params.max_tokens))
+        return await sample(self, **request)
+
+    monkeypatch.setattr(service.SamplingClient, "sample_async", noted)
+    await evaluated(bundle, tmp_path, label="base")
+    trained = await evaluated(bundle, tmp_path, label="trained", checkpoint="tinker://a/b", step=None, temperature=0.0)
+
+    assert set(asked) == {(f"base:{MODEL}", 1.0, 1000), ("tinker://a/b", 0.0, 1000)}
+    assert (trained.checkpoint, trained.step, trained.temperature) == ("tinker://a/b", None, 0.0)
+
+
+async def test_a_checkpoint_of_another_model_is_refused(bundle, tmp_path):
+    """Its tokens would be read by the wrong tokenizer."""
+    dataset = builder(bundle, test_split="held", model_name="other/model")
+
+    with pytest.raises(ConfigError, match=f"'tinker://a/b' is of model '{MODEL}', not of 'other/model'"):
+        await evaluate(dataset, checkpoint="tinker://a/b", label="e", step=0, folder=tmp_path, max_tokens=10)
+
+
+async def test_a_split_of_which_every_episode_fails_is_an_error(bundle, tmp_path):
+    """It says why the first one did."""
+    with pytest.raises(EpisodeFailedError, match=f"not one of 1 episode of evaluation 'untrained'.*{BROKEN}"):
+        await evaluated(bundle, tmp_path, split="hopeless")
+
+
+async def test_a_first_prompt_over_the_limit_is_an_episode_of_its_task(bundle, tmp_path):
+    """It was cut before its first message, and scored there."""
+    dataset = builder(bundle, test_split="held", eval_tasks=1, max_trajectory_tokens=10)
+
+    evaluation = await evaluate(dataset, checkpoint=None, label="e", step=0, folder=tmp_path, max_tokens=10)
+
+    assert evaluation.tasks == (TaskResult(task="write-4", rewards=(0.0,), failed=0),)
+    assert (evaluation.rates["cut"], evaluation.per_episode["messages"]) == (1.0, 0.0)
+
+
+async def test_the_evaluations_that_training_makes_by_itself_are_read_from_its_records(bundle, tmp_path):
+    """The one before each step, with the task that failed counted and no part of the mean."""
+    dataset = builder(bundle, train_split="train", test_split="held", run_name="trained", log_path=str(tmp_path))
+    await train.main(
+        train.Config(
+            learning_rate=1e-4,
+            dataset_builder=dataset,
+            model_name=MODEL,
+            renderer_name=RENDERER,
+            recipe_name="test",
+            max_tokens=1000,
+            log_path=str(tmp_path),
+            max_steps=2,
+            eval_every=1,
+            save_every=0,
+            rollout_error_tolerance=True,
+        )
+    )
+
+    evaluations = recorded_evaluations(tmp_path, dataset, thresholds=(0.2,))
+
+    assert [(each.label, each.step) for each in evaluations[:2]] == [("step-0", 0), ("step-1", 1)]
+    for each in evaluations:
+        assert [(task.task, task.rewards, task.failed) for task in each.tasks] == [
+            ("write-4", (0.4,), 0),
+            ("broken", (), 1),
+            ("write-10", (1.0,), 0),
+            ("write-0", (0.0,), 0),
+        ]
+        assert (each.mean, each.failed, each.above) == (pytest.approx(1.4 / 3), 1, {0.2: pytest.approx(2 / 3)})
+        assert Evaluation.read(tmp_path / "evaluations" / f"{each.label}.json") == each
