@@ -10,7 +10,7 @@ import dataclasses
 import signal
 import sys
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from pathlib import Path
 from types import FrameType
 from typing import Any, TypeVar, get_args, get_origin, get_type_hints
@@ -26,6 +26,7 @@ from agentenv_tinker.tables import comparison_table, evaluation_table
 
 _Config = TypeVar("_Config", bound=PlayConfig)
 _NAMES = {"checkpoint": "from"}  # options that are not called as their setting is
+_EVAL_NAMES = {**_NAMES, "eval_split": "split", "eval_tasks": "tasks", "eval_temperature": "temperature"}
 
 
 @click.group(context_settings={"help_option_names": ["-h", "--help"]})
@@ -34,7 +35,9 @@ def cli() -> None:
     """Train a language model with Tinker on the tasks of an AgentEnv bundle."""
 
 
-def _options(config: type[PlayConfig]) -> Callable[[Callable[..., None]], Callable[..., None]]:
+def _options(
+    config: type[PlayConfig], names: Mapping[str, str] = _NAMES
+) -> Callable[[Callable[..., None]], Callable[..., None]]:
     """An option for each setting of `config` but its bundle, an argument."""
     defaults = {setting.name: setting.default for setting in dataclasses.fields(config)}
 
@@ -45,7 +48,7 @@ def _options(config: type[PlayConfig]) -> Callable[[Callable[..., None]], Callab
                 shown = meaning if defaults[name] in ("", ()) else f"{meaning}  [{defaults[name]}]"
                 several = get_origin(kind) is tuple
                 option = click.option(
-                    f"--{_NAMES.get(name, name).replace('_', '-')}",
+                    f"--{names.get(name, name).replace('_', '-')}",
                     name,
                     type=get_args(kind)[0] if several else kind,
                     multiple=several,
@@ -112,9 +115,9 @@ def warm_start(bundle: str, recipe: str, **options: Any) -> None:
 @cli.command("eval")
 @click.argument("bundle")
 @_recipe_option
-@_options(EvalConfig)
+@_options(EvalConfig, _EVAL_NAMES)
 def evaluate(bundle: str, recipe: str, **options: Any) -> None:
-    """Play a split of BUNDLE with a base model or a checkpoint, and say what it earns."""
+    """Play a split of BUNDLE with the base model or a checkpoint, and say what it earns."""
     from agentenv_tinker.playing import evaluated
 
     config = _config(EvalConfig, bundle, recipe, options)

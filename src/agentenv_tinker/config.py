@@ -94,7 +94,24 @@ class WarmStartConfig(PlayConfig):
 
 
 @dataclass(frozen=True, kw_only=True)
-class RunConfig(WarmStartConfig):
+class MeasureConfig(PlayConfig):
+    """What is evaluated on, and by which measures."""
+
+    eval_split: Annotated[str, "The eval to evaluate on, or `all`; empty for the eval `held_out`."] = ""
+    eval_tasks: Annotated[int, "How many tasks of the eval split are played, the first ones; 0 for all."] = 20
+    pass_threshold: Annotated[float, "The least reward of an episode that passes, as pass@k counts it."] = 1.0
+    above: Annotated[
+        tuple[float, ...], "A reward, of which evaluations tell the share of episodes above it; give it once for each."
+    ] = ()
+
+    def __post_init__(self) -> None:
+        super().__post_init__()
+        self._at_least(0, "eval_tasks")
+        self._finite(self.pass_threshold, *self.above)
+
+
+@dataclass(frozen=True, kw_only=True)
+class RunConfig(WarmStartConfig, MeasureConfig):
     """A training run."""
 
     checkpoint: Annotated[
@@ -103,15 +120,10 @@ class RunConfig(WarmStartConfig):
     warm_start_steps: Annotated[
         int, "Supervised steps on the demonstrations before RL, where no --from is given; 0 for none."
     ] = 0
-    eval_split: Annotated[str, "The eval to evaluate on; empty for the eval `held_out`."] = ""
-    eval_tasks: Annotated[int, "How many tasks of the eval split are played, the first ones; 0 for all."] = 20
     eval_base: Annotated[bool, "Evaluate the base model too, where RL starts from other weights."] = False
     eval_every: Annotated[
         int, "Evaluate every so many steps too, besides before the first and after the last; 0 for those two alone."
     ] = 0
-    above: Annotated[
-        tuple[float, ...], "A reward, of which evaluations tell the share of episodes above it; give it once for each."
-    ] = ()
     steps: Annotated[int, "Training steps."] = 3
     groups_per_batch: Annotated[int, "Groups in a training step; a group plays one task."] = 4
     group_size: Annotated[int, "Rollouts in a group."] = 4
@@ -121,27 +133,22 @@ class RunConfig(WarmStartConfig):
     def __post_init__(self) -> None:
         super().__post_init__()
         self._at_least(1, "steps", "groups_per_batch", "group_size")
-        self._at_least(0, "eval_tasks", "eval_every")
+        self._at_least(0, "eval_every")
         self._above_0("learning_rate", "temperature")
-        self._finite(*self.above)
 
 
 @dataclass(frozen=True, kw_only=True)
-class EvalConfig(PlayConfig):
+class EvalConfig(MeasureConfig):
     """An evaluation."""
 
-    checkpoint: Annotated[str, "The weights to play, a `tinker://` path of sampler weights; empty for none."] = ""
-    split: Annotated[str, "The eval to play, or `all`; empty for the eval `held_out`."] = ""
-    tasks: Annotated[int, "How many tasks of the split are played, the first ones; 0 for all."] = 0
+    checkpoint: Annotated[
+        str, "The weights to play: a `tinker://` path of sampler weights, or a run's folder; empty for the base model."
+    ] = ""
+    eval_tasks: Annotated[int, "How many tasks of the eval split are played, the first ones; 0 for all."] = 0
+    eval_temperature: Annotated[float, "The temperature of the episodes; 0 for the likeliest tokens."] = 1.0
     samples: Annotated[int, "How often each task is played."] = 1
-    temperature: Annotated[float, "The temperature that the model is sampled at; 0 for its likeliest tokens."] = 1.0
-    pass_threshold: Annotated[float, "The least reward of an episode that passes, as pass@k counts it."] = 1.0
-    above: Annotated[
-        tuple[float, ...], "A reward, of which the share of episodes above it is told; give it once for each."
-    ] = ()
 
     def __post_init__(self) -> None:
         super().__post_init__()
         self._at_least(1, "samples")
-        self._at_least(0, "tasks", "temperature")
-        self._finite(self.pass_threshold, *self.above)
+        self._at_least(0, "eval_temperature")

@@ -29,7 +29,7 @@ class Plan:
     """The training steps behind the model; None where that isn't known."""
     model: str
     checkpoint: str | None
-    """The sampler weights, as a `tinker://` path; None for the base model."""
+    """The weights, as a `tinker://` path; None for the base model, and for weights that were not kept."""
     split: str
     tasks: tuple[str, ...]
     """The names of the tasks, each of which is to be played `samples` times."""

@@ -13,6 +13,7 @@ from collections.abc import Sequence
 from pathlib import Path
 
 import tinker
+from tinker_cookbook import checkpoint_utils
 from tinker_cookbook.completers import TinkerTokenCompleter, TokenCompleter
 from tinker_cookbook.exceptions import TinkerCookbookError
 from tinker_cookbook.rl.rollout_logging import serialize_rollout_summaries
@@ -40,29 +41,40 @@ async def evaluated(config: EvalConfig, *, say: Say) -> Evaluation:
     """
 
     def splits(dataset: AgentEnvDatasetBuilder, bundle: Playable) -> AgentEnvDatasetBuilder:
-        dataset = held_out(dataset, bundle, split=config.split, tasks=config.tasks, option="--split")
+        dataset = held_out(config, dataset, bundle, option="--split")
         say(f"bundle: {config.bundle}, {dataset.eval_tasks} tasks to play ({dataset.test_split})")
         return dataset
 
+    checkpoint = await asyncio.to_thread(_given_checkpoint, config.checkpoint) if config.checkpoint else None
     async with contextlib.AsyncExitStack() as stack:
         dataset = await stack.enter_async_context(prepared(config, splits, say=say))
         stack.enter_context(
             boundary(TrainingError, "the evaluation stopped", tinker.TinkerError, TinkerCookbookError, OSError)
         )
         await stack.enter_async_context(told(config.folder, steps=0, say=say))
-        say(f"playing: {dataset.eval_tasks} x {config.samples} episodes, {config.checkpoint or 'the base model'}")
+        say(f"playing: {dataset.eval_tasks} x {config.samples} episodes, {checkpoint or 'the base model'}")
         return await evaluate(
             dataset,
-            checkpoint=config.checkpoint or None,
+            checkpoint=checkpoint,
             label="evaluation",
-            step=None if config.checkpoint else 0,
+            step=None if checkpoint else 0,
             folder=config.folder,
             max_tokens=config.max_tokens,
-            temperature=config.temperature,
+            temperature=config.eval_temperature,
             samples=config.samples,
             pass_threshold=config.pass_threshold,
             thresholds=config.above,
         )
+
+
+def _given_checkpoint(given: str) -> str:
+    """The sampler weights that `given` names: itself, a `tinker://` path, or the last of a run's folder. Blocks."""
+    if given.startswith("tinker://"):
+        return given
+    last = checkpoint_utils.get_last_checkpoint(given, "sampler_path")
+    if last is None or last.sampler_path is None:
+        raise ConfigError(f"{given!r} is neither a tinker:// path nor a run's folder that has sampler weights")
+    return str(last.sampler_path)
 
 
 async def evaluate(
@@ -177,11 +189,17 @@ def _write_records(path: Path, plan: Plan, groups: Sequence[TrajectoryGroup]) ->
 
 
 def recorded_evaluations(
-    folder: Path, dataset: AgentEnvDatasetBuilder, *, pass_threshold: float = 1.0, thresholds: Sequence[float] = ()
+    folder: Path,
+    dataset: AgentEnvDatasetBuilder,
+    *,
+    start: str | None = None,
+    pass_threshold: float = 1.0,
+    thresholds: Sequence[float] = (),
 ) -> list[Evaluation]:
     """The evaluations of the test split that the cookbook's `rl.train` made by itself, in the order of their steps.
 
-    Each is read from its `iteration_*/` below `folder`, the log path, and written to `evaluations/step-<n>.json` there.
+    `start` is the checkpoint that it started from, or None for the base model; those of later steps were not kept. Each
+    is read from its `iteration_*/` below `folder`, the log path, and written to `evaluations/step-<n>.json` there.
     One that scored no episode is left out. Blocks.
     """
     tasks = planned_tasks(dataset)
@@ -192,7 +210,7 @@ def recorded_evaluations(
             label=f"step-{step}",
             step=step,
             model=dataset.model_name,
-            checkpoint=None,
+            checkpoint=None if step else start,
             split=_split(dataset),
             tasks=tasks,
             samples=dataset.eval_group_size,

@@ -19,7 +19,7 @@ from tinker_cookbook.exceptions import TinkerCookbookError
 
 from agentenv_tinker import framework
 from agentenv_tinker.bundle import Playable
-from agentenv_tinker.config import DEFAULT_MODEL, PlayConfig
+from agentenv_tinker.config import DEFAULT_MODEL, MeasureConfig, PlayConfig
 from agentenv_tinker.conversation import Tool, tool_prefix
 from agentenv_tinker.dataset import AgentEnvDatasetBuilder
 from agentenv_tinker.episode import abandon_all
@@ -123,16 +123,17 @@ def _recommended_renderer(model: str) -> str:
 
 
 def held_out(
-    dataset: AgentEnvDatasetBuilder, bundle: Playable, *, split: str, tasks: int, option: str
+    config: MeasureConfig, dataset: AgentEnvDatasetBuilder, bundle: Playable, *, option: str
 ) -> AgentEnvDatasetBuilder:
-    """`dataset` with the test split `split`, or else `held_out`, and the first `tasks` of it, or all.
+    """`dataset` with the split to evaluate on, and as many tasks of it as `config` asks for.
 
     Raises BundleError, which names the `option` to choose a split by.
     """
-    if not split and "held_out" not in bundle.splits:
+    split = config.eval_split or "held_out"
+    if not config.eval_split and split not in bundle.splits:
         raise BundleError(f"the bundle has no eval 'held_out'; name a split with {option}: {', '.join(bundle.splits)}")
-    held = len(bundle.split(split or "held_out"))
-    return chz.replace(dataset, test_split=split or "held_out", eval_tasks=min(tasks or held, held))
+    held = len(bundle.split(split))
+    return chz.replace(dataset, test_split=split, eval_tasks=min(config.eval_tasks or held, held))
 
 
 def _check_renderer(dataset: AgentEnvDatasetBuilder) -> None:

@@ -21,7 +21,8 @@ def evaluation_table(evaluation: Evaluation) -> str:
 
 
 def _model(evaluation: Evaluation) -> str:
-    return f"{evaluation.model}, {evaluation.checkpoint or 'no checkpoint: the base model'}"
+    kept = "the base model" if not evaluation.step else f"after step {evaluation.step}, not kept"
+    return f"{evaluation.model}, {evaluation.checkpoint or kept}"
 
 
 def _played(evaluation: Evaluation) -> str:

@@ -84,7 +84,7 @@ def _splits(config: RunConfig, say: Say) -> Splits:
 
     def chosen(dataset: AgentEnvDatasetBuilder, bundle: Playable) -> AgentEnvDatasetBuilder:
         train_split = _train_split(config, bundle)
-        dataset = held_out(dataset, bundle, split=config.eval_split, tasks=config.eval_tasks, option="--eval-split")
+        dataset = held_out(config, dataset, bundle, option="--eval-split")
         assert dataset.test_split is not None
         tasks, held = len(bundle.split(train_split)), len(bundle.split(dataset.test_split))
         on = f"{tasks} tasks to train on ({train_split}), {held} held out ({dataset.test_split})"
@@ -130,6 +130,7 @@ async def _evaluation(
         step=step,
         folder=config.folder / "evaluations",
         max_tokens=config.max_tokens,
+        pass_threshold=config.pass_threshold,
         thresholds=config.above,
     )
 
@@ -141,7 +142,14 @@ async def _trained(
     say(f"training: {config.steps} steps of {config.groups_per_batch} x {config.group_size} rollouts")
     await rl_train.main(cookbook)
     _check_steps(config)
-    recorded = await asyncio.to_thread(recorded_evaluations, config.folder, dataset)
+    recorded = await asyncio.to_thread(
+        recorded_evaluations,
+        config.folder,
+        dataset,
+        start=start,
+        pass_threshold=config.pass_threshold,
+        thresholds=config.above,
+    )
     before = next((each for each in recorded if each.step == 0), None)
     if before is None:
         raise TrainingError(f"every episode of the evaluation before training failed; see {config.folder}/logs.log")

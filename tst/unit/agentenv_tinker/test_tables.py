@@ -34,7 +34,7 @@ def test_an_evaluation_is_a_row_a_measure_the_tasks_and_the_failures() -> None:
     """What failed is below the numbers, with its reason."""
     assert evaluation_table(FIRST) == "\n".join(
         [
-            "model          m, no checkpoint: the base model",
+            "model          m, the base model",
             "played         3 tasks of held 2 times, at temperature 1",
             "reward         0.600 +/- 0.262 (s.e.) over 5 episodes, 1 failed",
             "pass@1         33.3 % (a reward of 1 or more)",
@@ -69,7 +69,7 @@ def test_a_comparison_tells_the_difference_and_the_tasks_that_changed() -> None:
 
     assert comparison_table(FIRST, second, compare(FIRST, second)) == "\n".join(
         [
-            "first       m, no checkpoint: the base model",
+            "first       m, the base model",
             "second      m, tinker://c",
             "compared    2 tasks; left out, as an episode failed: day-10",
             "reward      0.625 -> 0.975",
