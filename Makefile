@@ -12,12 +12,17 @@ MAX_TOKENS ?=#               tokens per reply
 LEARNING_RATE ?=#            learning rate
 SEED ?=#                     seed
 RECYCLE ?=#                  0 gives every episode an env container of its own
+CHECKPOINT ?=#               weights for `make eval`: a run's folder or a tinker:// path; empty for the base model
+SPLIT ?=#                    split for `make eval`; empty for held_out
+FIRST ?=#                    evaluation for `make compare`: the folder of a `make eval`, or an evaluation's file
+SECOND ?=#                   the one that is compared with it
 ARGS ?=#                     further options, as they are
 PORT ?= 8077#                port of `make serve` on 127.0.0.1
 PYTHON ?= python3#           Python >= 3.11 for the tests
 V ?=#                        1 shows what every command says
 
-VARIABLES := BUNDLE MODEL STEPS RUN GROUPS GROUP_SIZE EVAL_TASKS MAX_TOKENS LEARNING_RATE SEED RECYCLE ARGS PORT PYTHON V
+VARIABLES := BUNDLE MODEL STEPS RUN GROUPS GROUP_SIZE EVAL_TASKS MAX_TOKENS LEARNING_RATE SEED RECYCLE \
+  CHECKPOINT SPLIT FIRST SECOND ARGS PORT PYTHON V
 UNKNOWN := $(filter-out $(VARIABLES) TINKER_API_KEY TINKER_BASE_URL,\
   $(foreach name,$(.VARIABLES),$(if $(findstring command line,$(origin $(name))),$(name))))
 $(if $(strip $(UNKNOWN)),$(error unknown variable $(strip $(UNKNOWN)): `make` lists the known ones))
@@ -32,10 +37,12 @@ OPTIONS = $(call option,--model,MODEL) $(call option,--steps,STEPS) $(call optio
   $(call option,--groups-per-batch,GROUPS) $(call option,--group-size,GROUP_SIZE) \
   $(call option,--eval-tasks,EVAL_TASKS) $(call option,--max-tokens,MAX_TOKENS) \
   $(call option,--learning-rate,LEARNING_RATE) $(call option,--seed,SEED) $(ARGS)
+EVAL_OPTIONS = $(call option,--model,MODEL) $(call option,--run,RUN) $(call option,--tasks,EVAL_TASKS) \
+  $(call option,--max-tokens,MAX_TOKENS) $(call option,--from,CHECKPOINT) $(call option,--split,SPLIT) $(ARGS)
 TOX := .venv/bin/tox -q run -e
 
 .NOTPARALLEL:
-.PHONY: help train up down logs shell image base-image serve test unit tinker-test service-test docker-test e2e lint types \
+.PHONY: help train eval compare up down logs shell image base-image serve test unit tinker-test service-test docker-test e2e lint types \
   pins clean prune bundle docker runs
 
 help: ## List the targets and variables
@@ -46,6 +53,14 @@ help: ## List the targets and variables
 train: bundle up ## Train a model on BUNDLE: results under runs/
 	@stack/attached --volume '$(BUNDLE_PATH):/bundles/$(notdir $(BUNDLE_PATH)):ro' trainer \
 	  agentenv-tinker train 'bundles/$(notdir $(BUNDLE_PATH))' $(OPTIONS)
+
+eval: bundle up ## Play a split of BUNDLE with the base model or CHECKPOINT: what it earns, under runs/
+	@stack/attached --volume '$(BUNDLE_PATH):/bundles/$(notdir $(BUNDLE_PATH)):ro' trainer \
+	  agentenv-tinker eval 'bundles/$(notdir $(BUNDLE_PATH))' $(EVAL_OPTIONS)
+
+compare: image ## Compare two evaluations under runs/, FIRST and SECOND, task by task
+	@docker run --rm --user $(UID_GID) --volume '$(CURDIR)/runs:/runs:ro' --workdir / \
+	  agentenv-tinker:latest agentenv-tinker compare '$(FIRST)' '$(SECOND)'
 
 up: image runs ## Bring the stack up, healthy and idle
 	$(PHASE) up "Bringing the stack up" docker compose up --detach --wait --wait-timeout 600
