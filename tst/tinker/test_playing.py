@@ -124,14 +124,14 @@ async def test_an_evaluation_leaves_its_records_and_a_page(bundle, tmp_path):
 async def test_the_model_is_the_base_model_or_a_checkpoint_of_it(bundle, tmp_path, monkeypatch):
     """What is sampled from is what was named, at the temperature that was asked for."""
     asked = []
-    sample = service.SamplingClient.sample_async
+    sample = service.SamplingClient.sample
 
-    async def noted(self, **request):
+    def noted(self, **request):
         params = request["sampling_params"]
         asked.append((self.path, params.temperature, params.max_tokens))
-        return await sample(self, **request)
+        return sample(self, **request)
 
-    monkeypatch.setattr(service.SamplingClient, "sample_async", noted)
+    monkeypatch.setattr(service.SamplingClient, "sample", noted)
     await evaluated(bundle, tmp_path, label="base")
     trained = await evaluated(bundle, tmp_path, label="trained", checkpoint="tinker://a/b", step=None, temperature=0.0)
 
