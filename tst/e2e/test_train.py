@@ -53,22 +53,29 @@ def folder(runs: Path, output: str) -> Path:
     return runs / "whole"
 
 
-def rollouts(folder: Path, step: int, part: str) -> list[dict[str, Any]]:
-    """The rollouts that the cookbook recorded at a step."""
-    path = folder / f"iteration_{step:06d}" / f"{part}_rollout_summaries.jsonl"
+def rollouts(folder: Path, name: str) -> list[dict[str, Any]]:
+    """The rollouts in a record of the cookbook's."""
+    path = folder / f"{name}_rollout_summaries.jsonl"
     return [json.loads(line) for line in path.read_text().splitlines()]
 
 
-@pytest.mark.parametrize(("when", "step"), [("before", 0), ("after", STEPS)])
-def test_printed_rewards_are_those_of_the_records(output: str, folder: Path, when: str, step: int) -> None:
-    """Each printed mean is that of the rollouts recorded at that step, one for each task."""
+@pytest.mark.parametrize(
+    ("when", "label", "record"),
+    [("before", "step-0", "iteration_000000/eval_test"), ("after", "final", "evaluations/final")],
+)
+def test_printed_rewards_are_those_of_the_records(
+    output: str, folder: Path, when: str, label: str, record: str
+) -> None:
+    """Each printed mean is that of the rollouts recorded then, one for each task, and so is the evaluation's."""
     printed = re.search(rf"held-out reward {when}: +(\d\.\d+) \+/- (\S+) \(s\.e\.\) over (\d+) episodes", output)
-    rewards = [rollout["total_reward"] for rollout in rollouts(folder, step, "eval_test")]
+    rewards = [rollout["total_reward"] for rollout in rollouts(folder, record)]
+    evaluation = json.loads((folder / "evaluations" / f"{label}.json").read_text())
 
     assert printed is not None, output
     assert len(rewards) == EVAL_TASKS
     assert float(printed[1]) == pytest.approx(sum(rewards) / len(rewards), abs=5e-4)
     assert int(printed[3]) == EVAL_TASKS
+    assert [reward for task in evaluation["tasks"] for reward in task["rewards"]] == rewards
 
 
 def test_every_step_trained_on_real_rollouts(folder: Path) -> None:
@@ -76,7 +83,7 @@ def test_every_step_trained_on_real_rollouts(folder: Path) -> None:
     metrics = [json.loads(line) for line in (folder / "metrics.jsonl").read_text().splitlines()]
     steps = [line for line in metrics if "progress/batch" in line]
 
-    assert [len(rollouts(folder, step, "train")) for step in range(STEPS)] == [8] * STEPS
+    assert [len(rollouts(folder, f"iteration_{step:06d}/train")) for step in range(STEPS)] == [8] * STEPS
     assert [line["progress/batch"] for line in steps] == list(range(STEPS))
     assert all(abs(line["optim/kl_sample_train_v1"]) < 1e-3 for line in steps)
 
@@ -85,7 +92,7 @@ def test_the_run_folder_holds_everything(folder: Path) -> None:
     """Settings, metrics, rollouts as pages, checkpoints, the adapter and the run records are there."""
     for name in (
         *("run.json", "summary.json", "metrics.jsonl", "checkpoints.jsonl", "logs.log"),
-        *("iteration_000000/train.html", "iteration_000000/eval_test.html", f"iteration_{STEPS:06d}/eval_test.html"),
+        *("iteration_000000/train.html", "iteration_000000/eval_test.html", "evaluations/final.html"),
         *("checkpoints/final/adapter_model.safetensors", "checkpoints/final/adapter_config.json", "records/agent-env"),
     ):
         assert (folder / name).exists(), name
@@ -95,7 +102,7 @@ def test_a_recorded_rollout_scores_the_same_when_its_actions_are_played_by_hand(
     folder: Path, monkeypatch: pytest.MonkeyPatch, tmp_path: Path
 ) -> None:
     """The calls of a recorded evaluation rollout, made again in a fresh episode, end in the recorded score."""
-    recorded = max(rollouts(folder, 0, "eval_test"), key=lambda rollout: rollout["total_reward"])
+    recorded = max(rollouts(folder, "iteration_000000/eval_test"), key=lambda rollout: rollout["total_reward"])
     calls = [
         called(text)
         for step in recorded["steps"]
