@@ -73,32 +73,38 @@ class Replayed:
         return cls(value["task"], value["reward"], examples, value["error"])
 
 
+async def of_split(demonstrations: Sequence[Demonstration], settings: PlaySettings, split: str) -> list[Demonstration]:
+    """Those demonstrations that are of tasks of `split`, in their order. Raises BundleError where there are none."""
+    tasks = {task.name for task in (await asyncio.to_thread(settings.playable)).split(split)}
+    chosen = [one for one in demonstrations if one.task in tasks]
+    if not chosen:
+        raise BundleError(f"no demonstration is of a task of split {split!r}")
+    return chosen
+
+
 async def replay(
     demonstrations: Sequence[Demonstration],
     settings: PlaySettings,
     split: str,
     *,
-    on_progress: Callable[[int], None] = lambda count: None,
+    on_progress: Callable[[int, int], object] = lambda over, of: None,
 ) -> list[Replayed]:
-    """Replay those demonstrations that are of tasks of `split`, in their order.
+    """Replay demonstrations, each of a task of `split`, in their order.
 
-    `on_progress` is given how many are over as each ends. Raises BundleError where the split has none of their tasks.
+    `on_progress` is given how many are over, and of how many, as each ends.
     """
     tasks = {task.name: index for index, task in enumerate((await asyncio.to_thread(settings.playable)).split(split))}
-    chosen = [one for one in demonstrations if one.task in tasks]
-    if not chosen:
-        raise BundleError(f"no demonstration is of a task of split {split!r}")
     over = 0
 
     async def one(demonstration: Demonstration) -> Replayed:
         nonlocal over
         replayed = await _replayed(demonstration, settings, split, tasks[demonstration.task])
         over += 1
-        on_progress(over)
+        on_progress(over, len(demonstrations))
         return replayed
 
     async with asyncio.TaskGroup() as group:
-        replaying = [group.create_task(one(demonstration)) for demonstration in chosen]
+        replaying = [group.create_task(one(demonstration)) for demonstration in demonstrations]
     return [each.result() for each in replaying]
 
 

@@ -11,7 +11,6 @@ import hashlib
 import json
 import math
 import random
-from collections.abc import Callable
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -24,10 +23,10 @@ from tinker_cookbook.supervised.types import SupervisedDataset, SupervisedDatase
 from agentenv_tinker import framework
 from agentenv_tinker.config import WarmStartConfig
 from agentenv_tinker.dataset import AgentEnvDatasetBuilder
-from agentenv_tinker.demonstrations import FILE_NAME, read_demonstrations
+from agentenv_tinker.demonstrations import FILE_NAME, Demonstration, read_demonstrations
 from agentenv_tinker.errors import BundleError, ConfigError, TrainingError
 from agentenv_tinker.progress import Say, told
-from agentenv_tinker.replay import Example, Replayed, read_replayed, replay, write_replayed
+from agentenv_tinker.replay import Example, Replayed, of_split, read_replayed, replay, write_replayed
 
 SAVE_EVERY = 10  # steps between checkpoints; an interrupted warm start repeats fewer than that
 _REPLAYED_FILE = "replayed.jsonl"
@@ -148,7 +147,10 @@ async def _examples(
     if replayed is None:
         demonstrations = await asyncio.to_thread(read_demonstrations, _demonstrations_file(config))
         replayed = await replay(
-            demonstrations, dataset, dataset.train_split, on_progress=_told_every(50, say, of=len(demonstrations))
+            _as_many_as_needed(config, await of_split(demonstrations, dataset, dataset.train_split)),
+            dataset,
+            dataset.train_split,
+            on_progress=lambda over, of: say(f"demonstrations: {over} of {of} replayed") if over % 50 == 0 else None,
         )
         await asyncio.to_thread(write_replayed, path, replayed)
     good = [one for one in replayed if one.reward is not None and one.reward >= config.min_score]
@@ -162,12 +164,10 @@ async def _examples(
     )
 
 
-def _told_every(many: int, say: Say, *, of: int) -> Callable[[int], None]:
-    def told_now(count: int) -> None:
-        if count % many == 0:
-            say(f"demonstrations: {count} replayed, of {of} at most")
-
-    return told_now
+def _as_many_as_needed(config: WarmStartConfig, demonstrations: list[Demonstration]) -> list[Demonstration]:
+    """A sample of the demonstrations, by the seed, where the steps take in fewer than there are."""
+    needed = config.warm_start_steps * config.warm_start_batch
+    return random.Random(config.seed).sample(demonstrations, min(needed, len(demonstrations)))
 
 
 def _none_is_good(replayed: list[Replayed], min_score: float) -> str:

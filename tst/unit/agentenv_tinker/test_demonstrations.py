@@ -62,5 +62,5 @@ def test_a_file_with_nothing_in_it_or_none_at_all_is_told(tmp_path: Path) -> Non
     """Both are named."""
     with pytest.raises(BundleError, match="there is no demonstration in"):
         read(tmp_path, "\n")
-    with pytest.raises(BundleError, match="can't be read: .*No such file"):
+    with pytest.raises(BundleError, match=r"can't be read: .*No such file"):
         read_demonstrations(tmp_path / "none.jsonl")
