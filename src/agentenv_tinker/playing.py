@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
+import functools
 import json
 from collections.abc import Sequence
 from pathlib import Path
@@ -46,8 +47,9 @@ async def evaluated(config: EvalConfig, *, say: Say) -> Evaluation:
         return dataset
 
     checkpoint = await asyncio.to_thread(_given_checkpoint, config.checkpoint) if config.checkpoint else None
+    check = functools.partial(_sampler, config.model, checkpoint)
     async with contextlib.AsyncExitStack() as stack:
-        dataset = await stack.enter_async_context(prepared(config, splits, say=say))
+        dataset = await stack.enter_async_context(prepared(config, splits, say=say, check=check))
         stack.enter_context(
             boundary(TrainingError, "the evaluation stopped", tinker.TinkerError, TinkerCookbookError, OSError)
         )
@@ -141,11 +143,12 @@ def planned_tasks(dataset: AgentEnvDatasetBuilder) -> tuple[str, ...]:
 
 
 async def _sampler(model: str, checkpoint: str | None) -> tinker.SamplingClient:
-    """A client of the model that is evaluated. Raises ConfigError for a checkpoint of another base model."""
+    """A client of the model that is evaluated. Raises ConfigError for a checkpoint that isn't there, or isn't its."""
     service = tinker.ServiceClient()
     if checkpoint is None:
         return await service.create_sampling_client_async(base_model=model)
-    sampler = await service.create_sampling_client_async(model_path=checkpoint)
+    with boundary(ConfigError, f"checkpoint {checkpoint!r} can't be played", tinker.TinkerError):
+        sampler = await service.create_sampling_client_async(model_path=checkpoint)
     base = await sampler.get_base_model_async()
     if base != model:
         raise ConfigError(f"checkpoint {checkpoint!r} is of model {base!r}, not of {model!r}; name it with --model")

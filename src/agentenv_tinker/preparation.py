@@ -10,7 +10,7 @@ import contextlib
 import json
 import os
 import shutil
-from collections.abc import AsyncIterator, Callable, Iterator
+from collections.abc import AsyncIterator, Awaitable, Callable, Iterator
 from pathlib import Path
 
 import chz
@@ -34,11 +34,20 @@ _RENDERERS = {DEFAULT_MODEL: "qwen3_instruct"}  # for models that the cookbook r
 
 Splits = Callable[[AgentEnvDatasetBuilder, Playable], AgentEnvDatasetBuilder]
 """Sets the splits that a command plays; raises BundleError for one that the bundle doesn't have."""
+Check = Callable[[], Awaitable[object]]
+"""Tries what a command needs of the service; raises ConfigError."""
+
+
+async def _nothing() -> None:
+    """What a command needs of the service that needs no more than the model."""
 
 
 @contextlib.asynccontextmanager
-async def prepared(config: PlayConfig, splits: Splits, *, say: Say) -> AsyncIterator[AgentEnvDatasetBuilder]:
-    """The dataset that `config` and `splits` ask for, with a service that has its model, for the block.
+async def prepared(
+    config: PlayConfig, splits: Splits, *, say: Say, check: Check = _nothing
+) -> AsyncIterator[AgentEnvDatasetBuilder]:
+    """The dataset that `config` and `splits` ask for, with a service that has its model and passes `check`, for the
+    block.
 
     The folder is the config's own and new; it holds the settings, `run.json`, once everything is ready. Raises
     ConfigError, BundleError, SandboxError or ServiceError, leaving nothing behind. Whatever ends the block, every
@@ -57,6 +66,7 @@ async def prepared(config: PlayConfig, splits: Splits, *, say: Say) -> AsyncIter
         service = await stack.enter_async_context(tinker_service(config.model, folder=folder))
         dataset = chz.replace(dataset, tokenizer_path=service.tokenizer_path)
         await asyncio.to_thread(_check_renderer, dataset)
+        await check()
         (folder / "run.json").write_text(json.dumps(config.to_dict(), indent=2) + "\n")
         write_recipe(config, folder / FILE_NAME)
         stack.push_async_callback(_teardown, say)
