@@ -10,6 +10,7 @@ import functools
 import logging
 import math
 import random
+import threading
 from collections.abc import Sequence
 from dataclasses import dataclass, field, replace
 from pathlib import Path
@@ -34,6 +35,7 @@ from agentenv_tinker.rollout import RolloutEnv
 
 logger = logging.getLogger(__name__)
 
+_loading = threading.Lock()  # transformers can't be imported by several threads at once
 _LONGEST_ROLLOUT_SECONDS = 12 * 3600  # where no limit bounds one; hosted sandboxes live a day at most
 
 
@@ -83,7 +85,8 @@ class PlaySettings(RolloutRules):
         """The renderer over the model's tokenizer, loaded once in this process. Blocks."""
         if self.tokenizer_path is not None and not is_tokenizer_registered(self.model_name):
             register_tokenizer(self.model_name, functools.partial(_load_tokenizer, self.tokenizer_path))
-        return _renderer(self.renderer_name, self.model_name)
+        with _loading:
+            return _renderer(self.renderer_name, self.model_name)
 
 
 @dataclass
@@ -240,7 +243,24 @@ class AgentEnvDatasetBuilder(PlaySettings, RLDatasetBuilder):
 
 @functools.cache
 def _renderer(name: str, model_name: str) -> Renderer:
-    return get_renderer(name, get_tokenizer(model_name), _image_processor(model_name), model_name=model_name)
+    tokenizer = _one_thread_at_a_time(get_tokenizer(model_name))
+    return get_renderer(name, tokenizer, _image_processor(model_name), model_name=model_name)
+
+
+def _one_thread_at_a_time(tokenizer: Any) -> Any:
+    """`tokenizer` with a lock around `encode`.
+
+    The cookbook renders each rollout's prompts in a thread, and a fast tokenizer raises "Already borrowed" where
+    another thread encodes while it sets its options, as it does in each call.
+    """
+    lock, encode = threading.Lock(), tokenizer.encode
+
+    def locked(*args: Any, **options: Any) -> Any:
+        with lock:
+            return encode(*args, **options)
+
+    tokenizer.encode = locked
+    return tokenizer
 
 
 def _image_processor(model_name: str) -> Any:
