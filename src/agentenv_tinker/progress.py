@@ -71,7 +71,7 @@ def _lines(metrics: Path) -> list[str]:
 def step_line(metrics: Mapping[str, Any], steps: int) -> str:
     """One line for the metrics of a training step, supervised or RL, or of the evaluation after the last."""
     if (loss := metrics.get("train_mean_nll")) is not None:
-        return f"warm start, step {metrics['step'] + 1}/{steps}: loss {loss:.3f}, {metrics['time/total']:.0f} s"
+        return f"warm start, step {metrics['step'] + 1}/{steps}: loss {loss:.3f}"
     parts = []
     step = metrics.get("progress/batch")
     if (held := metrics.get("test/env/all/reward/total")) is not None:
