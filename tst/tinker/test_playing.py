@@ -11,9 +11,10 @@ from stand_in.model import MODEL, RENDERER
 from stand_in.play import builder, runs_of
 from tinker_cookbook.rl import train
 
+from agentenv_tinker.config import EvalConfig
 from agentenv_tinker.errors import ConfigError, EpisodeFailedError
 from agentenv_tinker.evaluation import Evaluation, TaskResult
-from agentenv_tinker.playing import evaluate, recorded_evaluations
+from agentenv_tinker.playing import evaluate, evaluated, recorded_evaluations
 
 BROKEN = "the verifier broke"
 TASKS = {
@@ -44,7 +45,7 @@ def stand_in_service(monkeypatch):
     root.setLevel(level)
 
 
-async def evaluated(bundle, folder, *, split="held", **more):
+async def played(bundle, folder, *, split="held", **more):
     """The evaluation of the base model on `split`."""
     dataset = builder(bundle, test_split=split, run_name=folder.name)
     settings = {"checkpoint": None, "label": "untrained", "step": 0, "folder": folder, "max_tokens": 1000, **more}
@@ -53,7 +54,7 @@ async def evaluated(bundle, folder, *, split="held", **more):
 
 async def test_a_split_is_played_and_a_failing_episode_is_named_and_left_out_of_every_mean(bundle, tmp_path):
     """The mean is that of the three episodes which were scored, and the fourth is there with its reason."""
-    evaluation = await evaluated(bundle, tmp_path, thresholds=(0.2,))
+    evaluation = await played(bundle, tmp_path, thresholds=(0.2,))
 
     [broken] = [each for each in evaluation.tasks if each.task == "broken"]
     assert BROKEN in " ".join(broken.errors)
@@ -88,8 +89,8 @@ async def test_a_split_is_played_and_a_failing_episode_is_named_and_left_out_of_
 
 async def test_samples_of_a_task_are_episodes_of_their_own(bundle, tmp_path):
     """Each is recorded, and one that fails costs no other; the error of the mean is that of the tasks."""
-    once = await evaluated(bundle, tmp_path, label="once")
-    thrice = await evaluated(bundle, tmp_path, label="thrice", samples=3)
+    once = await played(bundle, tmp_path, label="once")
+    thrice = await played(bundle, tmp_path, label="thrice", samples=3)
 
     assert [(task.rewards, task.failed) for task in thrice.tasks] == [
         ((0.4,) * 3, 0),
@@ -103,7 +104,7 @@ async def test_samples_of_a_task_are_episodes_of_their_own(bundle, tmp_path):
 
 async def test_an_evaluation_leaves_its_records_and_a_page(bundle, tmp_path):
     """The cookbook's own, one line an episode; the framework files the episodes under the evaluation's label."""
-    await evaluated(bundle, tmp_path / "labelled", label="warm-start", step=7)
+    await played(bundle, tmp_path / "labelled", label="warm-start", step=7)
 
     folder = tmp_path / "labelled"
     assert sorted(path.name for path in folder.iterdir()) == [
@@ -132,8 +133,8 @@ async def test_the_model_is_the_base_model_or_a_checkpoint_of_it(bundle, tmp_pat
         return sample(self, **request)
 
     monkeypatch.setattr(service.SamplingClient, "sample", noted)
-    await evaluated(bundle, tmp_path, label="base")
-    trained = await evaluated(bundle, tmp_path, label="trained", checkpoint="tinker://a/b", step=None, temperature=0.0)
+    await played(bundle, tmp_path, label="base")
+    trained = await played(bundle, tmp_path, label="trained", checkpoint="tinker://a/b", step=None, temperature=0.0)
 
     assert set(asked) == {(f"base:{MODEL}", 1.0, 1000), ("tinker://a/b", 0.0, 1000)}
     assert (trained.checkpoint, trained.step, trained.temperature) == ("tinker://a/b", None, 0.0)
@@ -150,7 +151,7 @@ async def test_a_checkpoint_of_another_model_is_refused(bundle, tmp_path):
 async def test_a_split_of_which_every_episode_fails_is_an_error(bundle, tmp_path):
     """It says why the first one did."""
     with pytest.raises(EpisodeFailedError, match=f"not one of 1 episode of evaluation 'untrained'.*{BROKEN}"):
-        await evaluated(bundle, tmp_path, split="hopeless")
+        await played(bundle, tmp_path, split="hopeless")
 
 
 async def test_a_first_prompt_over_the_limit_is_an_episode_of_its_task(bundle, tmp_path):
@@ -194,3 +195,54 @@ async def test_the_evaluations_that_training_makes_by_itself_are_read_from_its_r
         ]
         assert (each.mean, each.failed, each.above) == (pytest.approx(1.4 / 3), 1, {0.2: pytest.approx(2 / 3)})
         assert Evaluation.read(tmp_path / "evaluations" / f"{each.label}.json") == each
+
+
+def command(bundle, runs, **settings):
+    """The settings of an evaluation by command, on the stand-ins."""
+    known = {"run": "e", "model": MODEL, "renderer": RENDERER, "sandbox": "in_process", "eval_split": "held"}
+    return EvalConfig(bundle=bundle, runs=runs, **{**known, **settings})
+
+
+@pytest.fixture
+def hosted(monkeypatch):
+    """A key for the service, and none of its addresses."""
+    monkeypatch.delenv("TINKER_BASE_URL", raising=False)
+    monkeypatch.setenv("TINKER_API_KEY", "tml-stand-in")
+
+
+async def test_an_evaluation_by_command_plays_a_runs_last_weights_and_keeps_its_settings(hosted, tmp_path):
+    """Its folder holds the settings, the evaluation and the framework's records."""
+    bundle = write_bundle(tmp_path / "b", TASKS, evals={"held": ["write-4", "write-10"]})
+    trained = tmp_path / "runs" / "trained"
+    trained.mkdir(parents=True)
+    (trained / "checkpoints.jsonl").write_text(
+        json.dumps({"name": "000001", "sampler_path": "tinker://a/old"})
+        + "\n"
+        + json.dumps({"name": "final", "sampler_path": "tinker://a/last"})
+        + "\n"
+    )
+    said = []
+
+    config = command(bundle, tmp_path / "runs", checkpoint=str(trained), eval_tasks=1, above=(0.2,))
+    evaluation = await evaluated(config, say=said.append)
+
+    folder = tmp_path / "runs" / "e"
+    assert (evaluation.checkpoint, evaluation.step, evaluation.mean) == ("tinker://a/last", None, 0.4)
+    assert evaluation.above == {0.2: 1.0}
+    assert Evaluation.read(folder / "evaluation.json") == evaluation
+    assert json.loads((folder / "run.json").read_text()) == json.loads(json.dumps(config.to_dict()))
+    assert said[-1] == "playing: 1 x 1 episodes, tinker://a/last"
+
+
+async def test_a_checkpoint_that_is_refused_leaves_nothing_behind(hosted, tmp_path, monkeypatch):
+    """The run's name can be used again."""
+    bundle = write_bundle(tmp_path / "b", TASKS, evals={"held": ["write-4"]})
+
+    async def other_model(self):
+        return "other/model"
+
+    monkeypatch.setattr(service.SamplingClient, "get_base_model_async", other_model)
+    with pytest.raises(ConfigError, match="is of model 'other/model'"):
+        await evaluated(command(bundle, tmp_path / "runs", checkpoint="tinker://a/b"), say=lambda line: None)
+
+    assert not (tmp_path / "runs").exists()

@@ -114,6 +114,9 @@ class ServiceClient:
     def __exit__(self, *_: object) -> None:
         pass
 
+    def get_server_capabilities(self) -> Any:
+        return SimpleNamespace(supported_models=[SimpleNamespace(model_name=MODEL)])
+
     def create_rest_client(self) -> RestClient:
         return RestClient()
 
