@@ -11,6 +11,9 @@ EVAL_TASKS ?=#               tasks of the held-out evaluation
 MAX_TOKENS ?=#               tokens per reply
 LEARNING_RATE ?=#            learning rate
 SEED ?=#                     seed
+RECIPE ?=#                   settings: one of the bundle's TOML files, by name, or a file under runs/; empty for recipe.toml
+QUICK ?=#                    1 takes the bundle's quick.toml: less of everything
+FROM ?=#                     weights to train on from: a run's folder or a tinker:// path; empty for the recipe's start
 RECYCLE ?=#                  0 gives every episode an env container of its own
 CHECKPOINT ?=#               weights for `make eval`: a run's folder or a tinker:// path; empty for the base model
 SPLIT ?=#                    split for `make eval`; empty for held_out
@@ -21,7 +24,7 @@ PORT ?= 8077#                port of `make serve` on 127.0.0.1
 PYTHON ?= python3#           Python >= 3.11 for the tests
 V ?=#                        1 shows what every command says
 
-VARIABLES := BUNDLE MODEL STEPS RUN GROUPS GROUP_SIZE EVAL_TASKS MAX_TOKENS LEARNING_RATE SEED RECYCLE \
+VARIABLES := BUNDLE MODEL STEPS RUN GROUPS GROUP_SIZE EVAL_TASKS MAX_TOKENS LEARNING_RATE SEED RECIPE QUICK FROM RECYCLE \
   CHECKPOINT SPLIT FIRST SECOND ARGS PORT PYTHON V
 UNKNOWN := $(filter-out $(VARIABLES) TINKER_API_KEY TINKER_BASE_URL,\
   $(foreach name,$(.VARIABLES),$(if $(findstring command line,$(origin $(name))),$(name))))
@@ -33,16 +36,21 @@ BASE := python:3.11-slim-trixie
 BUNDLE_PATH := $(abspath $(BUNDLE))
 PHASE := @stack/phase
 option = $(if $($(2)),$(1) '$($(2))')
+RECIPE_OPTION = $(if $(QUICK),--recipe quick,$(call option,--recipe,RECIPE))
 OPTIONS = $(call option,--model,MODEL) $(call option,--steps,STEPS) $(call option,--run,RUN) \
   $(call option,--groups-per-batch,GROUPS) $(call option,--group-size,GROUP_SIZE) \
   $(call option,--eval-tasks,EVAL_TASKS) $(call option,--max-tokens,MAX_TOKENS) \
-  $(call option,--learning-rate,LEARNING_RATE) $(call option,--seed,SEED) $(ARGS)
+  $(call option,--learning-rate,LEARNING_RATE) $(call option,--seed,SEED) $(call option,--from,FROM) \
+  $(RECIPE_OPTION) $(ARGS)
+WARM_START_OPTIONS = $(call option,--model,MODEL) $(call option,--run,RUN) $(call option,--max-tokens,MAX_TOKENS) \
+  $(call option,--seed,SEED) $(RECIPE_OPTION) $(ARGS)
 EVAL_OPTIONS = $(call option,--model,MODEL) $(call option,--run,RUN) $(call option,--tasks,EVAL_TASKS) \
-  $(call option,--max-tokens,MAX_TOKENS) $(call option,--from,CHECKPOINT) $(call option,--split,SPLIT) $(ARGS)
+  $(call option,--max-tokens,MAX_TOKENS) $(call option,--from,CHECKPOINT) $(call option,--split,SPLIT) \
+  $(RECIPE_OPTION) $(ARGS)
 TOX := .venv/bin/tox -q run -e
 
 .NOTPARALLEL:
-.PHONY: help train eval compare up down logs shell image base-image serve test unit tinker-test service-test docker-test e2e lint types \
+.PHONY: help train warm-start eval compare up down logs shell image base-image serve test unit tinker-test service-test docker-test e2e lint types \
   pins clean prune bundle docker runs
 
 help: ## List the targets and variables
@@ -53,6 +61,10 @@ help: ## List the targets and variables
 train: bundle up ## Train a model on BUNDLE: results under runs/
 	@stack/attached --volume '$(BUNDLE_PATH):/bundles/$(notdir $(BUNDLE_PATH)):ro' trainer \
 	  agentenv-tinker train 'bundles/$(notdir $(BUNDLE_PATH))' $(OPTIONS)
+
+warm-start: bundle up ## Teach the model BUNDLE's demonstrations, for `make train` to go on from
+	@stack/attached --volume '$(BUNDLE_PATH):/bundles/$(notdir $(BUNDLE_PATH)):ro' trainer \
+	  agentenv-tinker warm-start 'bundles/$(notdir $(BUNDLE_PATH))' $(WARM_START_OPTIONS)
 
 eval: bundle up ## Play a split of BUNDLE with the base model or CHECKPOINT: what it earns, under runs/
 	@stack/attached --volume '$(BUNDLE_PATH):/bundles/$(notdir $(BUNDLE_PATH)):ro' trainer \
