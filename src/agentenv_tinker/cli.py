@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import asyncio
 import dataclasses
+import os
 import signal
 import sys
 import time
@@ -110,6 +111,24 @@ def warm_start(bundle: str, recipe: str, **options: Any) -> None:
     click.echo(f"warm start: {started.folder}")
     click.echo(f"to train:   agentenv-tinker train {bundle} --from {started.state_path}")
     click.echo(f"to play:    agentenv-tinker eval {bundle} --from {started.sampler_path}")
+
+
+@cli.command()
+@click.argument("bundle")
+@click.option(
+    "--records",
+    type=click.Path(exists=True, file_okay=False),
+    help="A run's folder `records`; else the framework's own.",
+)
+def demonstrations(bundle: str, records: str | None) -> None:
+    """Write the recorded runs of BUNDLE's tasks, by whichever agent, as demonstrations to learn from."""
+    if records is not None:
+        os.environ["XDG_STATE_HOME"] = str(Path(records).resolve())
+    from agentenv_tinker.demonstrations import demonstration_line
+    from agentenv_tinker.replay import recorded_demonstrations
+
+    for demonstration in recorded_demonstrations(bundle):
+        click.echo(demonstration_line(demonstration), nl=False)
 
 
 @cli.command("eval")

@@ -64,6 +64,16 @@ def read_demonstrations(path: Path) -> list[Demonstration]:
     return read
 
 
+def demonstration_line(demonstration: Demonstration) -> str:
+    """The demonstration as a line of such a file, its end included."""
+    turns = [
+        {"calls": [{"name": call.name, "arguments": dict(call.arguments)} for call in turn.calls], "reply": turn.reply}
+        for turn in demonstration.turns
+    ]
+    entry = {"task": demonstration.task, **(turns[0] if len(turns) == 1 else {"turns": turns})}
+    return json.dumps(entry, ensure_ascii=False) + "\n"
+
+
 def _demonstration(value: Any) -> Demonstration:
     entry = _object(value, "a demonstration", {"task", "turns", "calls", "reply"})
     if "turns" in entry and entry.keys() & {"calls", "reply"}:

@@ -9,6 +9,7 @@ from __future__ import annotations
 import asyncio
 import copy
 import functools
+import json
 import math
 import time
 from collections.abc import Awaitable, Callable, Iterator
@@ -24,14 +25,16 @@ from agent_env.artifact.artifacts.skill import download_skill
 from agent_env.bundle import BundleError as FrameworkBundleError
 from agent_env.bundle import BundleKind, PreparedBundle, parse_bundle, prepare_bundle
 from agent_env.bundle.installed import locate_bundle
-from agent_env.config import loader
+from agent_env.config import get_config, loader
 from agent_env.runner import store as run_index
 from agent_env.runner.runner import RunRecord, RunStatus, run_outcome
 from agent_env.store.routing import namespace_routing, run_scope
 from agent_env.task import EpisodeError, EpisodeSpec, Task
 from agent_env.task.episode import Episode, Turn
 from agent_env.task.episode.run import TurnTools
+from agent_env.task.store import task_instances
 from agent_env.task.teardown import recorded_sandboxes
+from agent_env.task_step.context import PromptResponse, TaskStepContext
 from agent_env.task_step.task_step import TaskStep
 from agent_env.task_step.task_steps.add_skills import AddSkillsTaskStep, Skill
 from agent_env.task_step.task_steps.deploy_agent import DeployAgentTaskStep, _skill_fields
@@ -46,6 +49,7 @@ __all__ = [
     "EpisodeSpec",
     "FrameworkBundleError",
     "PreparedTask",
+    "RecordedTurn",
     "RunStatus",
     "Task",
     "Turn",
@@ -64,6 +68,7 @@ __all__ = [
     "prepare",
     "prompted_agents",
     "read_skill",
+    "recorded_runs",
     "routing",
     "run_status",
     "sandbox_ids",
@@ -86,6 +91,15 @@ class PreparedTask:
     """The task's name in its bundle, such as `day-0001`."""
     task: Task
     """The framework's own task, ready to become an episode."""
+
+
+@dataclass(frozen=True)
+class RecordedTurn:
+    """What an agent did in a turn of a run, as the framework recorded it."""
+
+    calls: tuple[tuple[str, dict[str, Any]], ...]
+    """The tool calls, by name and arguments, in order."""
+    reply: str
 
 
 @contextmanager
@@ -374,6 +388,30 @@ def failed_step(episode: Episode) -> str | None:
         return None
     last = fatal[-1]
     return f"step {last.get('step_id')!r} failed: {last.get('error_type')}: {last.get('error')}"
+
+
+def recorded_runs(source: str) -> Iterator[tuple[str, list[RecordedTurn]]]:
+    """The completed runs of a bundle's tasks in the framework's records, the newest of a task first: the task's name
+    and the turns. Blocks. Raises FrameworkBundleError."""
+    root, id_root = locate_bundle(source)
+    for entry in parse_bundle(Path(root), id_root=id_root).entries:
+        if entry.kind is BundleKind.TASK:
+            with routing(), run_scope(entry.id):
+                contexts = [run.context or {} for run in task_instances(entry.id) if run.status == "completed"]
+                for context in map(TaskStepContext.from_dict, contexts):
+                    yield entry.name, [_recorded_turn(response) for response in context.prompt_responses]
+
+
+def _recorded_turn(response: PromptResponse) -> RecordedTurn:
+    url = response.agent_trajectory_object_url
+    spans = json.loads(get_config().get_object_store_at(url).get(url)) if url is not None else []
+    said = [
+        json.loads(span["attributes"].get("gen_ai.completion") or "{}").get("content") or []
+        for span in spans
+        if span["attributes"].get("gen_ai.operation.name") == "chat"
+    ]
+    calls = [(part["name"], part["input"]) for parts in said for part in parts if part.get("type") == "tool_use"]
+    return RecordedTurn(tuple(calls), response.response)
 
 
 def file_run(episode: Episode, task: Task, *, run_group: str) -> None:

@@ -20,8 +20,9 @@ from tinker_cookbook.renderers import Message, Renderer, ToolCall, TrainOnWhat
 from tinker_cookbook.rl.data_processing import trajectory_to_data
 from tinker_cookbook.rl.types import InitialObservationOverflow, Trajectory, Transition
 
+from agentenv_tinker import framework
 from agentenv_tinker.dataset import EpisodeGroupBuilder, PlaySettings
-from agentenv_tinker.demonstrations import DemonstratedCall, Demonstration
+from agentenv_tinker.demonstrations import DemonstratedCall, DemonstratedTurn, Demonstration, demonstration_line
 from agentenv_tinker.errors import BundleError, EpisodeFailedError
 from agentenv_tinker.rollout import RolloutEnv
 
@@ -71,6 +72,26 @@ class Replayed:
     def from_dict(cls, value: dict[str, Any]) -> Replayed:
         examples = tuple(Example(tuple(each["tokens"]), tuple(each["weights"])) for each in value["examples"])
         return cls(value["task"], value["reward"], examples, value["error"])
+
+
+def recorded_demonstrations(bundle: str) -> Iterator[Demonstration]:
+    """What the framework's records have of completed runs of a bundle's tasks, each way of playing a task once.
+
+    Blocks. Raises BundleError for a bundle that can't be read.
+    """
+    known: set[str] = set()
+    try:
+        for task, turns in framework.recorded_runs(bundle):
+            demonstration = Demonstration(task, tuple(map(_demonstrated, turns)))
+            if (line := demonstration_line(demonstration)) not in known:
+                known.add(line)
+                yield demonstration
+    except framework.FrameworkBundleError as error:
+        raise BundleError("\n".join(f"bundle {bundle!r}: {problem}" for problem in error.problems)) from error
+
+
+def _demonstrated(turn: framework.RecordedTurn) -> DemonstratedTurn:
+    return DemonstratedTurn(tuple(DemonstratedCall(*call) for call in turn.calls), turn.reply)
 
 
 async def of_split(demonstrations: Sequence[Demonstration], settings: PlaySettings, split: str) -> list[Demonstration]:

@@ -16,8 +16,8 @@ from tinker_cookbook.rl.data_processing import trajectory_to_data
 
 from agentenv_tinker.config import WarmStartConfig
 from agentenv_tinker.demonstrations import DemonstratedCall, DemonstratedTurn, Demonstration
-from agentenv_tinker.errors import BundleError, ConfigError
-from agentenv_tinker.replay import replay
+from agentenv_tinker.errors import BundleError, ConfigError, EpisodeFailedError
+from agentenv_tinker.replay import recorded_demonstrations, replay
 from agentenv_tinker.warm_start import given_checkpoint, warm_start
 
 TASKS = {
@@ -102,6 +102,17 @@ async def test_replayed_episodes_are_filed_under_the_warm_start(bundle):
     await replay([NOTE], builder(bundle, train_split="one", run_name="filed"), "one")
 
     assert [run.overrides["metadata"]["run_group_id"] for run in runs_of("filed")] == ["filed/warm-start/step-0"]
+
+
+async def test_recorded_runs_are_demonstrations_too(tmp_path):
+    """What a model did in runs that completed, each way of playing a task once, is what the replay takes."""
+    recorded = write_bundle(tmp_path / "b", {"broken": TASKS["broken"], "note": TASKS["note"]}, evals={"one": ["note"]})
+    await play(recorded, Script(*MESSAGES), train_split="one")
+    await play(recorded, Script(*MESSAGES), train_split="one")
+    with pytest.raises(EpisodeFailedError):
+        await play(recorded, Script("Nothing to do."), train_split="all")
+
+    assert list(recorded_demonstrations(recorded)) == [NOTE]
 
 
 class Training(service.TrainingClient):
