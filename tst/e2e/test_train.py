@@ -1,4 +1,4 @@
-"""A real training run outside the stack: real sandboxes, tokens, steps and evaluations, and its end by Ctrl-C."""
+"""A real run outside the stack: a warm start, RL steps and evaluations that show what was learned, and its end by Ctrl-C."""
 
 import asyncio
 import json
@@ -18,12 +18,12 @@ from agent_env.task import EpisodeSpec
 
 REPOSITORY = Path(__file__).resolve().parents[2]
 GRIDSIM = REPOSITORY / "bundles" / "gridsim"
-EVAL_TASKS = 6
+EVAL_TASKS = 16
 STEPS = 2
 
 
 def command(runs: Path, run: str, *more: str) -> list[str]:
-    small = ("--steps", str(STEPS), "--groups-per-batch", "2", "--group-size", "4", "--max-tokens", "48")
+    small = ("--recipe", "quick", "--steps", str(STEPS), "--groups-per-batch", "2", "--group-size", "4")
     where = ("--runs", str(runs), "--run", run, "--eval-tasks", str(EVAL_TASKS))
     return [sys.executable, "-m", "agentenv_tinker", "train", str(GRIDSIM), *where, *small, *more]
 
@@ -78,6 +78,19 @@ def test_printed_rewards_are_those_of_the_records(
     assert [reward for task in evaluation["tasks"] for reward in task["rewards"]] == rewards
 
 
+def test_a_model_that_could_not_do_it_does_it(folder: Path) -> None:
+    """The base model earns nothing, the trained one something.
+
+    Of 200 held-out days the base model earned 0.000; twelve supervised steps alone came to about 0.4 +/- 0.1 on 16.
+    """
+    base, after = (
+        json.loads((folder / "evaluations" / f"{label}.json").read_text())["mean"] for label in ("base", "final")
+    )
+
+    assert base < 0.05
+    assert after > 0.15
+
+
 def test_every_step_trained_on_real_rollouts(folder: Path) -> None:
     """Each step has its eight rollouts, and the trainer's probabilities of their tokens are the sampler's."""
     metrics = [json.loads(line) for line in (folder / "metrics.jsonl").read_text().splitlines()]
@@ -91,7 +104,7 @@ def test_every_step_trained_on_real_rollouts(folder: Path) -> None:
 def test_the_run_folder_holds_everything(folder: Path) -> None:
     """Settings, metrics, rollouts as pages, checkpoints, the adapter and the run records are there."""
     for name in (
-        *("run.json", "summary.json", "metrics.jsonl", "checkpoints.jsonl", "logs.log"),
+        *("recipe.toml", "summary.json", "metrics.jsonl", "checkpoints.jsonl", "logs.log"),
         *("iteration_000000/train.html", "iteration_000000/eval_test.html", "evaluations/final.html"),
         *("checkpoints/final/adapter_model.safetensors", "checkpoints/final/adapter_config.json", "records/agent-env"),
     ):
@@ -102,7 +115,7 @@ def test_a_recorded_rollout_scores_the_same_when_its_actions_are_played_by_hand(
     folder: Path, monkeypatch: pytest.MonkeyPatch, tmp_path: Path
 ) -> None:
     """The calls of a recorded evaluation rollout, made again in a fresh episode, end in the recorded score."""
-    recorded = max(rollouts(folder, "iteration_000000/eval_test"), key=lambda rollout: rollout["total_reward"])
+    recorded = max(rollouts(folder, "evaluations/final"), key=lambda rollout: rollout["total_reward"])
     calls = [
         called(text)
         for step in recorded["steps"]
@@ -113,6 +126,7 @@ def test_a_recorded_rollout_scores_the_same_when_its_actions_are_played_by_hand(
 
     scored = asyncio.run(play(recorded["steps"][-1]["logs"]["task"], calls))
 
+    assert calls
     assert scored == pytest.approx(recorded["total_reward"])
 
 
@@ -171,7 +185,10 @@ def wait_for_sandboxes(process: subprocess.Popen[str]) -> set[str]:
 
 def running_sandboxes() -> set[str]:
     listed = subprocess.run(
-        ["docker", "ps", "-aq", "--filter", "name=^agent-local-"], capture_output=True, text=True, check=True
+        ["docker", "ps", "-aq", "--filter", "name=^agent-local-", "--filter", "name=^agentenv-pool-"],
+        capture_output=True,
+        text=True,
+        check=True,
     )
     return set(listed.stdout.split())
 
