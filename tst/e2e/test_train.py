@@ -1,4 +1,4 @@
-"""A real run outside the stack: a warm start, RL steps and evaluations that show what was learned, and its end by Ctrl-C."""
+"""A real run outside the stack: a warm start, RL steps, evaluations that show what was learned; its end by Ctrl-C."""
 
 import asyncio
 import json
