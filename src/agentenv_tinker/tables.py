@@ -15,9 +15,9 @@ _CHANGED = 10  # how many of the tasks that changed are listed
 
 
 def evaluation_table(evaluation: Evaluation) -> str:
-    """What an evaluation came to: its measures, the reward of each task, and each failure."""
+    """What an evaluation came to: the reward of each task, the measures, and each failure."""
     rows = [("model", _model(evaluation)), ("played", _played(evaluation)), *_measures(evaluation)]
-    return "\n".join([*_aligned(rows), "", *_columns(evaluation.tasks), *_failures(evaluation)])
+    return "\n".join([*_columns(evaluation.tasks), "", *_aligned(rows), *_failures(evaluation)])
 
 
 def _model(evaluation: Evaluation) -> str:

@@ -30,10 +30,12 @@ def evaluation(rewards: dict[str, list[float]], *failures: Failure, **more: str 
 FIRST = evaluation({"day-1": [0.0, 0.5], "day-2": [1.0, 1.0], "day-10": [0.5]}, Failure("day-10", "its sandbox died"))
 
 
-def test_an_evaluation_is_a_row_a_measure_the_tasks_and_the_failures() -> None:
+def test_an_evaluation_is_the_tasks_a_row_a_measure_and_the_failures() -> None:
     """What failed is below the numbers, with its reason."""
     assert evaluation_table(FIRST) == "\n".join(
         [
+            "day-1 0.25   day-2 1.00   day-10 0.50",
+            "",
             "model          m, the base model",
             "played         3 tasks of held 2 times, at temperature 1",
             "reward         0.600 +/- 0.262 (s.e.) over 5 episodes, 1 failed",
@@ -45,8 +47,6 @@ def test_an_evaluation_is_a_row_a_measure_the_tasks_and_the_failures() -> None:
             "ended by       completed 4, max_tokens 1",
             "per episode    messages 1.0, sampled tokens 12.0",
             "",
-            "day-1 0.25   day-2 1.00   day-10 0.50",
-            "",
             "failed, and part of no number above: 1",
             "  day-10: its sandbox died",
         ]
@@ -57,9 +57,10 @@ def test_tasks_stand_side_by_side_as_many_as_fit() -> None:
     """Five of 18 characters to a line of 100, in the order of the plan."""
     table = evaluation_table(evaluation({f"held_out-{i:03}": [i / 10, i / 10] for i in range(6)}))
 
-    assert table.splitlines()[-2:] == [
+    assert table.splitlines()[:3] == [
         "held_out-000 0.00  held_out-001 0.10  held_out-002 0.20  held_out-003 0.30  held_out-004 0.40",
         "held_out-005 0.50",
+        "",
     ]
 
 
