@@ -72,7 +72,7 @@ eval: bundle up ## Play a split of BUNDLE with the base model or CHECKPOINT: wha
 
 compare: image ## Compare two evaluations under runs/, FIRST and SECOND, task by task
 	@docker run --rm --user $(UID_GID) --volume '$(CURDIR)/runs:/runs:ro' --workdir / \
-	  agentenv-tinker:latest agentenv-tinker compare '$(FIRST)' '$(SECOND)'
+	  agentenv-tinker:latest agentenv-tinker compare $(if $(FIRST),'$(FIRST)') $(if $(SECOND),'$(SECOND)')
 
 up: image runs ## Bring the stack up, healthy and idle
 	$(PHASE) up "Bringing the stack up" docker compose up --detach --wait --wait-timeout 600
