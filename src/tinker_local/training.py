@@ -20,7 +20,7 @@ from tinker_local.model import LanguageModel, State
 from tinker_local.operations import Array, Datum, ForwardBackward, Ints, LoraSpec, OptimStep, StepTaken, TrainingOutput
 from tinker_local.packing import Row, pack
 
-_ROW_TOKENS = 768  # above a few hundred tokens a longer row computes no faster
+_ROW_TOKENS = 2048  # a longer row computes no faster, but a prompt that many sequences share is computed once in it
 _HEAD_POSITIONS = 128  # positions that go through the output head at once: 25 MB of logits for the default model
 
 
