@@ -6,7 +6,7 @@ import functools
 import logging
 import threading
 from collections import Counter, defaultdict
-from collections.abc import Iterable, Mapping
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Literal
@@ -71,7 +71,7 @@ class Playable:
         if name not in self.splits:
             raise BundleError(f"there is no split {name!r}; the splits are {', '.join(map(repr, self.splits))}")
         if not self.splits[name]:
-            reasons = [f"  {_listed(names)}: {why}" for why, names in _by_reason(self.left_out).items()]
+            reasons = [f"  {listed(names)}: {why}" for why, names in by_reason(self.left_out).items()]
             raise BundleError("\n".join([f"split {name!r} has no task that can be played", *reasons]))
         unscored = {task.name: task.reward_problem for task in self.splits[name] if task.reward_problem is not None}
         if unscored:
@@ -167,14 +167,15 @@ def _log(kept: int, left_out: Mapping[str, str]) -> None:
     logger.info("%d tasks can be played, %d are left out%s", kept, len(left_out), f": {reasons}" if reasons else "")
 
 
-def _by_reason(reasons: Mapping[str, str]) -> dict[str, list[str]]:
+def by_reason(reasons: Mapping[str, str]) -> dict[str, list[str]]:
+    """The tasks of each reason."""
     grouped: dict[str, list[str]] = defaultdict(list)
     for name, why in reasons.items():
         grouped[why].append(name)
     return grouped
 
 
-def _listed(names: list[str]) -> str:
+def listed(names: Sequence[str]) -> str:
     """Tasks by name, the first few and how many more."""
     more = f" and {len(names) - _NAMED} more" if len(names) > _NAMED else ""
     return f"task{'s' if len(names) > 1 else ''} {', '.join(map(repr, names[:_NAMED]))}{more}"

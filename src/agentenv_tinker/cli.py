@@ -131,6 +131,20 @@ def demonstrations(bundle: str, records: str | None) -> None:
         click.echo(demonstration_line(demonstration), nl=False)
 
 
+@cli.command()
+@click.argument("bundle")
+def check(bundle: str) -> None:
+    """Check BUNDLE and its recipes with no model: every problem that keeps it from being trained on."""
+    from agentenv_tinker.checking import check as checked
+
+    found = checked(bundle)
+    for line in found.lines():
+        click.echo(line)
+    if found.problems:
+        raise BundleError("\n".join([f"{bundle} can't be trained on:", *found.problems]))
+    click.echo(f"{bundle} can be trained on")
+
+
 @cli.command("eval")
 @click.argument("bundle")
 @_recipe_option

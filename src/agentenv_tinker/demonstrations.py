@@ -45,6 +45,19 @@ class Demonstration:
 
 def read_demonstrations(path: Path) -> list[Demonstration]:
     """The demonstrations of the file at `path`, in its order. Raises BundleError with every problem found."""
+    read, problems = parse_demonstrations(path)
+    if problems:
+        raise BundleError("\n".join(problems))
+    if not read:
+        raise BundleError(f"there is no demonstration in {str(path)!r}")
+    return read
+
+
+def parse_demonstrations(path: Path) -> tuple[list[Demonstration], list[str]]:
+    """The demonstrations of the file at `path`, and what is wrong with each line that holds none.
+
+    Raises BundleError for a file that can't be read.
+    """
     try:
         lines = path.read_text().splitlines()
     except (OSError, UnicodeDecodeError) as error:
@@ -57,11 +70,7 @@ def read_demonstrations(path: Path) -> list[Demonstration]:
                 read.append(_demonstration(json.loads(line)))
             except (ValueError, BundleError) as error:
                 problems.append(f"{path}, line {number}: {error}")
-    if problems:
-        raise BundleError("\n".join(problems))
-    if not read:
-        raise BundleError(f"there is no demonstration in {str(path)!r}")
-    return read
+    return read, problems
 
 
 def demonstration_line(demonstration: Demonstration) -> str:

@@ -19,7 +19,7 @@ from tinker_cookbook.exceptions import TinkerCookbookError
 
 from agentenv_tinker import framework
 from agentenv_tinker.bundle import Playable
-from agentenv_tinker.config import DEFAULT_MODEL, MeasureConfig, PlayConfig
+from agentenv_tinker.config import DEFAULT_MODEL, MeasureConfig, PlayConfig, WarmStartConfig
 from agentenv_tinker.conversation import Tool, tool_prefix
 from agentenv_tinker.dataset import AgentEnvDatasetBuilder
 from agentenv_tinker.episode import abandon_all
@@ -58,9 +58,9 @@ async def prepared(
         stack.enter_context(quiet_console(folder / "console.log"))
         stack.enter_context(_records_in(folder))
         stack.enter_context(framework.routing())
-        if config.sandbox in ("local", "pool"):
-            say(f"sandboxes: Docker {await asyncio.to_thread(check_docker)}")
-        dataset = _dataset(config)
+        if (version := await asyncio.to_thread(check_host, config)) is not None:
+            say(f"sandboxes: Docker {version}")
+        dataset = dataset_of(config)
         dataset = splits(dataset, await asyncio.to_thread(dataset.playable))
         say(f"model: {config.model}")
         service = await stack.enter_async_context(tinker_service(config.model, folder=folder))
@@ -109,7 +109,16 @@ def _records_in(folder: Path) -> Iterator[None]:
             os.environ["XDG_STATE_HOME"] = known
 
 
-def _dataset(config: PlayConfig) -> AgentEnvDatasetBuilder:
+def check_host(config: PlayConfig) -> str | None:
+    """The version of the Docker daemon that the sandboxes of `config` need, or None where they need none.
+
+    Blocks. Raises SandboxError where it isn't there.
+    """
+    return check_docker() if config.sandbox in ("local", "pool") else None
+
+
+def dataset_of(config: PlayConfig) -> AgentEnvDatasetBuilder:
+    """The dataset that `config` asks for, its splits apart. Raises ConfigError where it names no usable renderer."""
     return AgentEnvDatasetBuilder(
         bundle=str(config.bundle),
         run_name=config.run,
@@ -132,6 +141,19 @@ def _recommended_renderer(model: str) -> str:
         return model_info.get_recommended_renderer_name(model)
 
 
+def train_split(config: WarmStartConfig, bundle: Playable) -> str:
+    """The split to train on."""
+    return config.train_split or ("train" if "train" in bundle.splits else "all")
+
+
+def eval_split(config: MeasureConfig, bundle: Playable, *, option: str) -> str:
+    """The split to evaluate on. Raises BundleError, which names the `option` to choose one by."""
+    split = config.eval_split or "held_out"
+    if not config.eval_split and split not in bundle.splits:
+        raise BundleError(f"the bundle has no eval 'held_out'; name a split with {option}: {', '.join(bundle.splits)}")
+    return split
+
+
 def held_out(
     config: MeasureConfig, dataset: AgentEnvDatasetBuilder, bundle: Playable, *, option: str
 ) -> AgentEnvDatasetBuilder:
@@ -139,9 +161,7 @@ def held_out(
 
     Raises BundleError, which names the `option` to choose a split by.
     """
-    split = config.eval_split or "held_out"
-    if not config.eval_split and split not in bundle.splits:
-        raise BundleError(f"the bundle has no eval 'held_out'; name a split with {option}: {', '.join(bundle.splits)}")
+    split = eval_split(config, bundle, option=option)
     held = len(bundle.split(split))
     return chz.replace(dataset, test_split=split, eval_tasks=min(config.eval_tasks or held, held))
 

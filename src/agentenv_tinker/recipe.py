@@ -31,9 +31,14 @@ def find_recipe(bundle: Path, named: str) -> Path | None:
         return bundle / FILE_NAME if (bundle / FILE_NAME).is_file() else None
     path = Path(named) if named.endswith(".toml") else bundle / f"{named}.toml"
     if not path.is_file():
-        here = ", ".join(sorted(file.stem for file in bundle.glob("*.toml"))) or "none"
+        here = ", ".join(file.stem for file in recipes(bundle)) or "none"
         raise ConfigError(f"there is no recipe {str(path)!r}; the bundle's are: {here}")
     return path
+
+
+def recipes(bundle: Path) -> list[Path]:
+    """The recipe files of the bundle in the folder `bundle`: its TOML files but the framework's own."""
+    return sorted(path for path in bundle.glob("*.toml") if path.name != "aliases.toml")
 
 
 def configured(kind: type[_Config], recipe: Path | None, options: Mapping[str, Any]) -> _Config:
@@ -47,13 +52,22 @@ def configured(kind: type[_Config], recipe: Path | None, options: Mapping[str, A
 
 
 def read_recipe(path: Path) -> dict[str, Any]:
-    """The settings in the file at `path`, by name. Raises ConfigError, naming file and setting."""
+    """The settings in the file at `path`, by name. Raises ConfigError with every problem, naming file and setting."""
     try:
         written = tomllib.loads(path.read_text())
     except (OSError, ValueError) as error:
         raise ConfigError(f"recipe {str(path)!r} can't be read: {error}") from error
     kinds = {**_kinds(EvalConfig), **_kinds(RunConfig)}
-    return {name: _value(path, name, value, kinds) for name, value in written.items()}
+    settings: dict[str, Any] = {}
+    problems: list[str] = []
+    for name, value in written.items():
+        try:
+            settings[name] = _value(path, name, value, kinds)
+        except ConfigError as error:
+            problems.append(str(error))
+    if problems:
+        raise ConfigError("\n".join(problems))
+    return settings
 
 
 def _kinds(config: type[PlayConfig]) -> dict[str, Any]:

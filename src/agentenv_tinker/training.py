@@ -21,7 +21,7 @@ from agentenv_tinker.dataset import AgentEnvDatasetBuilder
 from agentenv_tinker.errors import TrainingError, boundary, described
 from agentenv_tinker.evaluation import Evaluation
 from agentenv_tinker.playing import evaluate, recorded_evaluations
-from agentenv_tinker.preparation import Splits, held_out, prepared
+from agentenv_tinker.preparation import Splits, held_out, prepared, train_split
 from agentenv_tinker.progress import Say, told
 from agentenv_tinker.warm_start import WarmStart, given_checkpoint, warm_start
 
@@ -61,7 +61,7 @@ async def warm_started(config: WarmStartConfig, *, say: Say) -> WarmStart:
     """Warm-start alone, as `train` does it before RL. Raises what `train` does."""
 
     def chosen(dataset: AgentEnvDatasetBuilder, bundle: Playable) -> AgentEnvDatasetBuilder:
-        split = _train_split(config, bundle)
+        split = train_split(config, bundle)
         say(f"bundle: {config.bundle}, {len(bundle.split(split))} tasks to train on ({split})")
         return chz.replace(dataset, train_split=split, seed=config.seed)
 
@@ -75,26 +75,23 @@ def _training_stopped() -> contextlib.AbstractContextManager[None]:
     return boundary(TrainingError, "training stopped", tinker.TinkerError, TinkerCookbookError, OSError)
 
 
-def _train_split(config: WarmStartConfig, bundle: Playable) -> str:
-    return config.train_split or ("train" if "train" in bundle.splits else "all")
-
-
 def _splits(config: RunConfig, say: Say) -> Splits:
     """What to train and to evaluate on."""
 
     def chosen(dataset: AgentEnvDatasetBuilder, bundle: Playable) -> AgentEnvDatasetBuilder:
-        train_split = _train_split(config, bundle)
+        split = train_split(config, bundle)
         dataset = held_out(config, dataset, bundle, option="--eval-split")
         assert dataset.test_split is not None
-        tasks, held = len(bundle.split(train_split)), len(bundle.split(dataset.test_split))
-        on = f"{tasks} tasks to train on ({train_split}), {held} held out ({dataset.test_split})"
+        tasks, held = len(bundle.split(split)), len(bundle.split(dataset.test_split))
+        on = f"{tasks} tasks to train on ({split}), {held} held out ({dataset.test_split})"
         say(f"bundle: {config.bundle}, {on}")
         return chz.replace(
             dataset,
-            train_split=train_split,
+            train_split=split,
             groups_per_batch=config.groups_per_batch,
             group_size=config.group_size,
             epochs=math.ceil(config.steps * config.groups_per_batch / tasks),
+            max_steps=config.steps,
             seed=config.seed,
         )
 

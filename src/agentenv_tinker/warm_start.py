@@ -50,7 +50,7 @@ def warm_start_folder(config: WarmStartConfig) -> Path:
     digest = hashlib.sha256()
     for path in sorted(path for path in root.rglob("*") if path.is_file() and "__pycache__" not in path.parts):
         digest.update(f"{path.relative_to(root)}\0{hashlib.sha256(path.read_bytes()).hexdigest()}\0".encode())
-    own = _demonstrations_file(config)
+    own = demonstrations_file(config)
     settings = {
         name: getattr(config, name)
         for name in (
@@ -65,7 +65,8 @@ def warm_start_folder(config: WarmStartConfig) -> Path:
     return config.runs / ".warm-starts" / f"{root.resolve().name}-{digest.hexdigest()[:12]}"
 
 
-def _demonstrations_file(config: WarmStartConfig) -> Path:
+def demonstrations_file(config: WarmStartConfig) -> Path:
+    """The file of demonstrations that `config` learns from."""
     return Path(config.demonstrations) if config.demonstrations else framework.bundle_folder(config.bundle) / FILE_NAME
 
 
@@ -145,7 +146,7 @@ async def _examples(
     path = folder / _REPLAYED_FILE
     replayed = await asyncio.to_thread(read_replayed, path)
     if replayed is None:
-        demonstrations = await asyncio.to_thread(read_demonstrations, _demonstrations_file(config))
+        demonstrations = await asyncio.to_thread(read_demonstrations, demonstrations_file(config))
         replayed = await replay(
             _as_many_as_needed(config, await of_split(demonstrations, dataset, dataset.train_split)),
             dataset,
