@@ -11,7 +11,7 @@ import logging
 import math
 import random
 import threading
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Any
@@ -28,7 +28,7 @@ from tinker_cookbook.tokenizer_utils import get_tokenizer, is_tokenizer_register
 from agentenv_tinker import records
 from agentenv_tinker.bundle import Playable, PlayableTask, PlayRule, Skills, Source, playable
 from agentenv_tinker.env import EpisodeEnv, RolloutRules
-from agentenv_tinker.episode import Deadlines, EpisodeRun
+from agentenv_tinker.episode import AHEAD_SECONDS, Deadlines, EpisodeRun
 from agentenv_tinker.errors import ConfigError
 from agentenv_tinker.reward import RewardRule, reward_of
 from agentenv_tinker.rollout import RolloutEnv
@@ -71,7 +71,7 @@ class PlaySettings(RolloutRules):
 
     def playable(self) -> Playable:
         """The bundle's playable tasks, prepared in this process if they aren't yet. Blocks. Raises BundleError."""
-        seconds = self.rollout_seconds or _LONGEST_ROLLOUT_SECONDS
+        seconds = (self.rollout_seconds or _LONGEST_ROLLOUT_SECONDS) + AHEAD_SECONDS
         rule = PlayRule(
             reward=self.reward,
             trainer_agents=self.trainer_agents,
@@ -109,30 +109,54 @@ class EpisodeGroupBuilder(EnvGroupBuilder):
     """"train" or "eval"."""
     step: int | _Step
     """The training step that the group is for; an eval group, played again at later steps, reads it as it is played."""
+    played: Callable[[], None] | None = field(default=None, repr=False, compare=False)
+    """Called in this process once the group was played."""
+    _early: list[EpisodeRun] = field(default_factory=list, init=False, repr=False, compare=False)
     _made: list[RolloutEnv] = field(default_factory=list, init=False, repr=False, compare=False)
 
     def __getstate__(self) -> dict[str, Any]:
-        """What another process needs: everything but the envs made here, and the step it is at."""
-        return {**self.__dict__, "_made": [], "step": self._step()}
+        """What another process needs: everything but what is live here, and the step it is at."""
+        return {**self.__dict__, "played": None, "_early": [], "_made": [], "step": self._step()}
+
+    def start_ahead(self) -> None:
+        """Start the group's episodes as slots are free, for `make_envs` to find them at their first turn."""
+        task = self.settings.playable().split(self.split)[self.index]
+        for _ in range(self.size):
+            self._early.append(self._run(task))
+            self._early[-1].start_ahead()
+
+    def give_way(self) -> None:
+        """Abandon in the background what was started ahead."""
+        for run in self._early:
+            run.give_way()
+        self._early.clear()
 
     async def make_envs(self) -> Sequence[Env]:
-        """`size` fresh rollouts. They start nothing before their first observation."""
+        """`size` fresh rollouts. They start nothing before their first observation that wasn't started ahead."""
         task = (await asyncio.to_thread(self.settings.playable)).split(self.split)[self.index]
         renderer = await asyncio.to_thread(self.settings.renderer)
-        made = [RolloutEnv(self._episode_env(task, renderer)) for _ in range(self.size)]
+        early = list(self._early)
+        usable = await asyncio.gather(*(run.claim() for run in early))
+        runs = [run for run, used in zip(early, usable, strict=True) if used]
+        runs += [self._run(task) for _ in range(self.size - len(runs))]
+        made = [RolloutEnv(self._episode_env(run, renderer)) for run in runs]
         self._made.extend(made)
+        self._early.clear()
         return made
 
-    def _episode_env(self, task: PlayableTask, renderer: Renderer) -> EpisodeEnv:
+    def _run(self, task: PlayableTask) -> EpisodeRun:
         settings = self.settings
-        run = EpisodeRun(
+        return EpisodeRun(
             task,
             sandbox=settings.sandbox,
             run_group=records.run_group(settings.run_name, self.part, self._step()),
             max_concurrent=settings.max_concurrent_episodes,
             deadlines=settings.deadlines,
         )
-        reward = functools.partial(reward_of, settings.reward, scoring_steps=task.scoring_steps)
+
+    def _episode_env(self, run: EpisodeRun, renderer: Renderer) -> EpisodeEnv:
+        settings = self.settings
+        reward = functools.partial(reward_of, settings.reward, scoring_steps=run.task.scoring_steps)
         return EpisodeEnv(run, renderer, reward, settings, settings.model_name)
 
     def _step(self) -> int:
@@ -145,10 +169,14 @@ class EpisodeGroupBuilder(EnvGroupBuilder):
 
         Raises EpisodeFailedError where one has none, so that nothing that failed trains as a 0.
         """
-        return list(await asyncio.gather(*(env.late_reward() for env in env_group if isinstance(env, RolloutEnv))))
+        rewards = await asyncio.gather(*(env.late_reward() for env in env_group if isinstance(env, RolloutEnv)))
+        if self.played is not None:
+            self.played()
+        return list(rewards)
 
     async def cleanup(self) -> None:
         """Abandon every episode of the group's that isn't over, those of retried rollouts included. Raises nothing."""
+        self.give_way()
         made, self._made[:] = list(self._made), []
         ended = await asyncio.gather(*(env.abandon("the group is over") for env in made), return_exceptions=True)
         for error in ended:
@@ -159,15 +187,38 @@ class EpisodeGroupBuilder(EnvGroupBuilder):
         return [self.part]
 
 
+@dataclass(frozen=True)
+class _Upcoming:
+    """The batch that was started ahead."""
+
+    index: int
+    step: int
+    groups: list[EpisodeGroupBuilder]
+
+
 class TaskDataset(RLDataset):
-    """Batches of groups over a split's tasks: shuffled anew each epoch by the seed, in order without one."""
+    """Batches of groups over a split's tasks: shuffled anew each epoch by the seed, in order without one.
+
+    The episodes of the next training batch may start once a group of the batch before was played in this process.
+    """
 
     def __init__(
-        self, group: EpisodeGroupBuilder, *, at: _Step, tasks: int, batch: int, epochs: int, seed: int | None
+        self,
+        group: EpisodeGroupBuilder,
+        *,
+        at: _Step,
+        tasks: int,
+        batch: int,
+        epochs: int,
+        seed: int | None,
+        ahead: int,
     ) -> None:
+        """`ahead` is the step at which training ends, before which the next batch starts ahead; 0 for none."""
         self._group = group
         self._at = at
         self._batch = batch
+        self._ahead = ahead
+        self._upcoming: _Upcoming | None = None
         self._order: list[int] = []
         for epoch in range(epochs):
             indices = list(range(tasks))
@@ -182,12 +233,32 @@ class TaskDataset(RLDataset):
         """The groups of batch `index`; the last batch holds what is left. Raises IndexError past it."""
         if not 0 <= index < len(self):
             raise IndexError(f"there is no batch {index}; the dataset has {len(self)}")
-        chosen = self._order[index * self._batch : (index + 1) * self._batch]
         if self._group.part == "eval":
-            return [replace(self._group, index=task) for task in chosen]
+            return [replace(self._group, index=task) for task in self._tasks(index)]
         step = self._at.value if self._at.value % len(self) == index else index  # a trainer may go round more than once
         self._at.value = step + 1  # an evaluation from here on is of a model that this batch has trained
-        return [replace(self._group, index=task, step=step) for task in chosen]
+        upcoming, self._upcoming = self._upcoming, None
+        if upcoming is not None:
+            if (upcoming.index, upcoming.step) == (index, step):
+                return upcoming.groups
+            for group in upcoming.groups:
+                group.give_way()
+        return self._groups(index, step)
+
+    def _groups(self, index: int, step: int) -> list[EpisodeGroupBuilder]:
+        played = functools.partial(self._start_ahead, index + 1, step + 1)
+        return [replace(self._group, index=task, step=step, played=played) for task in self._tasks(index)]
+
+    def _tasks(self, index: int) -> list[int]:
+        return self._order[index * self._batch : (index + 1) * self._batch]
+
+    def _start_ahead(self, index: int, step: int) -> None:
+        """Start batch `index`, if it is the next one and was not started yet."""
+        if self._upcoming is not None or self._at.value != step or step >= self._ahead or index >= len(self):
+            return
+        self._upcoming = _Upcoming(index, step, self._groups(index, step))
+        for group in self._upcoming.groups:
+            group.start_ahead()
 
 
 @chz.chz
@@ -208,6 +279,9 @@ class AgentEnvDatasetBuilder(PlaySettings, RLDatasetBuilder):
     epochs: int = 1
     seed: int = 0
     """Shuffles the training tasks, differently in each epoch."""
+    max_steps: int | None = None
+    """The trainer's own `max_steps`, until which the next batch's episodes start while slots are free and the model
+    trains; None to start none ahead, since a trainer that ends before them would leave them up."""
     log_path: str | None = None
     """The trainer's own `log_path`, by which a resumed run's first evaluation is filed under its true step."""
 
@@ -232,13 +306,21 @@ class AgentEnvDatasetBuilder(PlaySettings, RLDatasetBuilder):
 
     def _train(self, at: _Step, tasks: int) -> TaskDataset:
         group = EpisodeGroupBuilder(self, self.train_split, index=0, size=self.group_size, part="train", step=0)
-        return TaskDataset(group, at=at, tasks=tasks, batch=self.groups_per_batch, epochs=self.epochs, seed=self.seed)
+        return TaskDataset(
+            group,
+            at=at,
+            tasks=tasks,
+            batch=self.groups_per_batch,
+            epochs=self.epochs,
+            seed=self.seed,
+            ahead=self.max_steps or 0,
+        )
 
     def _test(self, at: _Step, tasks: int) -> TaskDataset:
         assert self.test_split is not None
         group = EpisodeGroupBuilder(self, self.test_split, index=0, size=self.eval_group_size, part="eval", step=at)
         held = tasks if self.eval_tasks is None else min(self.eval_tasks, tasks)
-        return TaskDataset(group, at=at, tasks=held, batch=self.groups_per_batch, epochs=1, seed=None)
+        return TaskDataset(group, at=at, tasks=held, batch=self.groups_per_batch, epochs=1, seed=None, ahead=0)
 
 
 @functools.cache

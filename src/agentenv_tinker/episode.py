@@ -6,7 +6,6 @@ The rules of the conversation are env.py's; here are the run, its deadlines, its
 from __future__ import annotations
 
 import asyncio
-import weakref
 from collections.abc import Awaitable, Callable, Sequence
 from contextlib import AsyncExitStack
 from dataclasses import dataclass, field
@@ -18,14 +17,15 @@ from agentenv_tinker.conversation import READ_SKILL, Answer, Call, Skill, Tool, 
 from agentenv_tinker.errors import EpisodeFailedError, EpisodeTimeoutError, described
 from agentenv_tinker.records import RunFile
 from agentenv_tinker.sandboxes import verdicts
+from agentenv_tinker.slots import Slot, slots
 
 _T = TypeVar("_T")
 
+AHEAD_SECONDS = 900.0  # that a run started ahead waits to be claimed, before it is abandoned
 _ANSWER_SECONDS = 60.0  # past its own deadline, which a call's proxy keeps, before a call counts as lost
 
 _live: set[EpisodeRun] = set()
 _played = 0  # episodes of this process that are over
-_slots: weakref.WeakKeyDictionary[asyncio.AbstractEventLoop, dict[int, asyncio.Semaphore]] = weakref.WeakKeyDictionary()
 
 
 @dataclass(frozen=True)
@@ -55,6 +55,7 @@ class OpenTurn:
 class EpisodeRun:
     """One run of a task. Start it, act and end turns until `end_turn` returns None, then take its scores.
 
+    `start_ahead` has it start before it is asked for; it is then claimed before `start`, or abandoned.
     Every method raises EpisodeFailedError once the run has failed, and by then the run is abandoned, torn down and
     filed, and its slot free. `abandon` does the same at any time, once.
     """
@@ -71,7 +72,11 @@ class EpisodeRun:
     _tools: framework.TurnTools | None = field(default=None, init=False)
     _known_skills: set[str] = field(default_factory=set, init=False)
     _closing: AsyncExitStack = field(default_factory=AsyncExitStack, init=False)
-    _slot: asyncio.Semaphore | None = field(default=None, init=False)
+    _slot: Slot | None = field(default=None, init=False)
+    _early: asyncio.Task[OpenTurn] | None = field(default=None, init=False)
+    _unused: bool = field(default=False, init=False)  # whether it was started ahead, and is not claimed yet
+    _expiry: asyncio.TimerHandle | None = field(default=None, init=False)
+    _leaving: asyncio.Task[None] | None = field(default=None, init=False)
     _failure: EpisodeFailedError | None = field(default=None, init=False)
     _ending: asyncio.Task[None] | None = field(default=None, init=False)
     _over: bool = field(default=False, init=False)
@@ -90,13 +95,58 @@ class EpisodeRun:
         """Whether the run has ended or is being abandoned."""
         return self._over
 
+    def start_ahead(self) -> None:
+        """Start the run once there is a slot that nobody asks for. It gives way, abandoned, to who asks for it."""
+        self._unused = True
+        _live.add(self)
+        self._early = asyncio.create_task(self._started_ahead())
+        self._early.add_done_callback(lambda done: done.cancelled() or done.exception())
+
+    async def claim(self) -> bool:
+        """Whether the run, started ahead, is used from now on. One that has no slot, or failed, or whose envs are gone,
+        is abandoned in the background."""
+        assert self._early is not None
+        if self._slot is None or self._over or not self._slot.claim():
+            self.give_way()
+            return False
+        self._unused = False
+        self._stop_expiry()
+        if self._episode is not None:
+            await self._file.open(self._episode)
+        if not self._early.done():
+            return True
+        try:
+            await self._bounded(self._check_envs(), self.deadlines.call, "to look at its envs")
+        except EpisodeFailedError:
+            return False
+        return True
+
+    def give_way(self) -> None:
+        """Abandon the run in the background, unless it is over."""
+        if not self._over:
+            self._leaving = asyncio.create_task(self.abandon("it was started ahead, and is not used"))
+
     async def start(self) -> OpenTurn:
-        """Wait for a slot, start the run, and return its first turn."""
+        """Wait for a slot, start the run, and return its first turn; at once where it has reached that ahead."""
+        if self._early is not None:
+            return await self._early
+        return await self._begun(await slots(self.max_concurrent).take())
+
+    async def _started_ahead(self) -> OpenTurn:
+        slot = await slots(self.max_concurrent).take_ahead(self.give_way)
+        self._expiry = asyncio.get_running_loop().call_later(AHEAD_SECONDS, self.give_way)
+        return await self._begun(slot)
+
+    def _stop_expiry(self) -> None:
+        if self._expiry is not None:
+            self._expiry.cancel()
+            self._expiry = None
+
+    async def _begun(self, slot: Slot) -> OpenTurn:
+        """Start the run, which has a slot now, and return its first turn."""
         verdicts.expect()
-        slot = _slots_of(self.max_concurrent)
-        await slot.acquire()
         if self._over:
-            slot.release()
+            slot.give_back()
             raise EpisodeFailedError(f"{self._name}: it was abandoned before it started")
         self._slot = slot
         _live.add(self)
@@ -147,6 +197,8 @@ class EpisodeRun:
 
     async def abandon(self, reason: str) -> None:
         """Stop the run, wait for its teardown and give its slot back. Once is enough, and more does no harm."""
+        if self._early is not None and self._slot is None:
+            self._early.cancel()  # it waits for a slot
         await self._end(framework.RunStatus.CANCELED, reason)
 
     def _end_seconds(self, within: float | None) -> float:
@@ -158,7 +210,8 @@ class EpisodeRun:
         if self._over:  # abandoned while it started, when there was no episode to abandon yet
             await episode.abandon("it was abandoned as it started")
             raise EpisodeFailedError("it was abandoned as it started")
-        await self._file.open(episode)
+        if not self._unused:
+            await self._file.open(episode)
         return await self._next_turn()
 
     async def _next_turn(self) -> OpenTurn | None:
@@ -283,16 +336,19 @@ class EpisodeRun:
     async def _settle(self, status: framework.RunStatus, error: str | None) -> None:
         """Give back what the run held, and file how it ended."""
         global _played
-        _played += 1
+        _played += not self._unused
         self._over = True
+        self._stop_expiry()
+        # an unused run that reached its first turn was set up and no more
+        ready = self._early is not None and self._early.done() and not self._early.cancelled()
+        went_well = ready if self._unused else status is framework.RunStatus.COMPLETED
         self._turn = None
         if self._slot is not None:
-            self._slot.release()
+            self._slot.give_back()
             self._slot = None
         _live.discard(self)
         if self._episode is not None:
-            went_well = status is framework.RunStatus.COMPLETED and not self._overran
-            verdicts.tell(framework.sandbox_ids(self._episode), went_well=went_well)
+            verdicts.tell(framework.sandbox_ids(self._episode), went_well=went_well and not self._overran)
         await self._closing.aclose()
         if self._episode is not None:
             await self._file.close(self._episode, status, error)
@@ -303,8 +359,8 @@ class EpisodeRun:
 
 
 def episodes_played() -> tuple[int, int]:
-    """How many episodes of this process are over, and how many are under way."""
-    return _played, len(_live)
+    """How many episodes of this process are over, and how many are under way; none that started ahead, unused."""
+    return _played, sum(not run._unused for run in _live)
 
 
 async def abandon_all(reason: str, *, seconds: float, on_progress: Callable[[int], None] = lambda left: None) -> int:
@@ -316,12 +372,6 @@ async def abandon_all(reason: str, *, seconds: float, on_progress: Callable[[int
     abandoning = [asyncio.create_task(run.abandon(reason)) for run in runs]
     _, pending = await asyncio.wait(abandoning, timeout=seconds)
     return len(pending)
-
-
-def _slots_of(max_concurrent: int) -> asyncio.Semaphore:
-    """The slots that bound the episodes under way on this event loop, groups and splits together."""
-    by_size = _slots.setdefault(asyncio.get_running_loop(), {})
-    return by_size.setdefault(max_concurrent, asyncio.Semaphore(max_concurrent))
 
 
 async def _to_its_end(task: asyncio.Task[None]) -> None:
