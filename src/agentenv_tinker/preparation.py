@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
+import fcntl
 import json
 import os
 import shutil
@@ -44,17 +45,18 @@ async def _nothing() -> None:
 
 @contextlib.asynccontextmanager
 async def prepared(
-    config: PlayConfig, splits: Splits, *, say: Say, check: Check = _nothing
+    config: PlayConfig, splits: Splits, *, say: Say, check: Check = _nothing, resumes: bool = False
 ) -> AsyncIterator[AgentEnvDatasetBuilder]:
     """The dataset that `config` and `splits` ask for, with a service that has its model and passes `check`, for the
     block.
 
-    The folder is the config's own and new; it holds the settings, `run.json`, once everything is ready. Raises
+    The folder is the config's own, and new unless the run `resumes`; it holds the settings, `run.json`, once everything
+    is ready. Raises
     ConfigError, BundleError, SandboxError or ServiceError, leaving nothing behind. Whatever ends the block, every
     episode is torn down first.
     """
     async with contextlib.AsyncExitStack() as stack:
-        folder = stack.enter_context(_new_folder(config))
+        folder = stack.enter_context(_known_folder(config) if resumes else _new_folder(config))
         stack.enter_context(quiet_console(folder / "console.log"))
         stack.enter_context(_records_in(folder))
         stack.enter_context(framework.routing())
@@ -67,8 +69,9 @@ async def prepared(
         dataset = chz.replace(dataset, tokenizer_path=service.tokenizer_path)
         await asyncio.to_thread(_check_renderer, dataset)
         await check()
-        (folder / "run.json").write_text(json.dumps(config.to_dict(), indent=2) + "\n")
-        write_recipe(config, folder / FILE_NAME)
+        if not resumes:
+            (folder / "run.json").write_text(json.dumps(config.to_dict(), indent=2) + "\n")
+            write_recipe(config, folder / FILE_NAME)
         stack.push_async_callback(_teardown, say)
         yield dataset
 
@@ -83,7 +86,8 @@ def _new_folder(config: PlayConfig) -> Iterator[Path]:
     with boundary(ConfigError, f"the run's folder {str(folder)!r} can't be made", OSError):
         folder.mkdir(parents=True)
     try:
-        yield folder.resolve()
+        with _held(folder):
+            yield folder.resolve()
     finally:
         if not (folder / "run.json").exists():
             shutil.rmtree(folder, ignore_errors=True)
@@ -93,11 +97,31 @@ def _new_folder(config: PlayConfig) -> Iterator[Path]:
 
 
 @contextlib.contextmanager
+def _known_folder(config: PlayConfig) -> Iterator[Path]:
+    """The folder of a run that goes on."""
+    with _held(config.folder):
+        yield config.folder.resolve()
+
+
+@contextlib.contextmanager
+def _held(folder: Path) -> Iterator[None]:
+    """Have `folder` to this process alone for the block, which ends with the process too, however that ends."""
+    opened = os.open(folder, os.O_RDONLY)
+    try:
+        fcntl.flock(opened, fcntl.LOCK_EX | fcntl.LOCK_NB)
+        yield
+    except BlockingIOError as error:
+        raise ConfigError(f"the run in {str(folder)!r} is still under way in another process") from error
+    finally:
+        os.close(opened)
+
+
+@contextlib.contextmanager
 def _records_in(folder: Path) -> Iterator[None]:
     """Keep the framework's records in the run's folder, for this process and the workers it spawns."""
     known = os.environ.get("XDG_STATE_HOME")
     records = folder / "records"
-    records.mkdir()
+    records.mkdir(exist_ok=True)
     (records / "config.toml").write_text("# For `agent-env up`, which asks for a file: the framework's defaults.\n")
     os.environ["XDG_STATE_HOME"] = str(records)
     try:
@@ -114,7 +138,9 @@ def check_host(config: PlayConfig) -> str | None:
 
     Blocks. Raises SandboxError where it isn't there.
     """
-    return check_docker() if config.sandbox in ("local", "pool") else None
+    if config.sandbox not in ("local", "pool"):
+        return None
+    return check_docker(episodes=config.max_concurrent_episodes)
 
 
 def dataset_of(config: PlayConfig) -> AgentEnvDatasetBuilder:

@@ -129,7 +129,10 @@ class Host:
     def _run(self, spec: Spec, name: str) -> int:
         """Create and start the container, on a host port that nothing uses."""
         self._discard(name)  # of the try before this one
-        host_port = self._free_port()
+        try:
+            host_port = self._free_port()
+        except (OSError, RuntimeError) as error:
+            raise SandboxError(f"no host port is free for a container: {described(error)}") from error
         published: Any = [(ip, host_port) for ip in spec.host_ips]
         created = self.client.containers.create(
             spec.image,
@@ -219,6 +222,8 @@ class Host:
 def _passing(error: Exception) -> bool:
     """Whether `error` may be gone the next time: a daemon that is slow, or errs, or a port taken meanwhile."""
     if isinstance(error, APIError):
+        if "no available IPv4 addresses" in str(error.explanation):
+            return False
         return error.status_code is None or error.status_code >= 500
     return isinstance(error, requests.RequestException)
 

@@ -34,7 +34,7 @@ _IDLE_SECONDS = 600.0  # longer than a step of training, over which containers s
 _VERDICT_SECONDS = 10.0  # an episode's scores and its verdict come right after its teardown
 _CLOSE_SECONDS = 30.0
 _MOST_EPISODES = 50
-_ERRORS = (*proof.PROOF_ERRORS, DockerException, requests.RequestException, httpx.HTTPError)
+_ERRORS = (*proof.PROOF_ERRORS, DockerException, requests.RequestException, httpx.HTTPError, OSError)
 
 
 class Pool:
@@ -51,6 +51,7 @@ class Pool:
         self._serial = itertools.count(1)
         self._starters = Workers("pool-start", most=32)  # most of a start is waiting for the env
         self._workers = Workers("pool-work", most=8)
+        self._resetters = Workers("pool-reset", most=8)  # apart, so that no env's slow reset keeps others waiting
         self._removers = Workers("pool-remove", most=4)
         try:
             host.owners.renew()
@@ -126,7 +127,7 @@ class Pool:
             self._shelves, self._leases = {}, {}
             for asked in list(self._asked):
                 _fail(asked, SandboxError("the sandbox pool was closed"))
-        for workers in (self._starters, self._workers):
+        for workers in (self._starters, self._workers, self._resetters):
             workers.stop(seconds=_CLOSE_SECONDS, finish=False)
         with suppress(DockerException, requests.RequestException):  # the next process's reaper finds what is left
             for container in self._host.mine():
@@ -231,7 +232,7 @@ class Pool:
         del self._leases[lease.id]
         shelf, warm = lease.shelf, lease.warm
         if lease.went_well and self._may_serve_again(lease):
-            self._workers.submit(partial(self._make_ready, shelf, warm))
+            self._resetters.submit(partial(self._make_ready, shelf, warm))
         else:
             shelf.coming -= 1
             self._remove(warm)
