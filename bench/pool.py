@@ -4,7 +4,8 @@
 
 All play the same GridSim days with the same call and must score them the same, or the benchmark fails. Rounds of the
 peers alternate, so that what else the machine does is in all of them; a ratio is of the medians. A peer's first round,
-in which the pool starts its containers, is a column of its own.
+in which the pool starts its containers, is a column of its own; so is a longer run of as many at once and no pause, in
+which the pool's resets are. A group that starts ahead is the pool's alone.
 """
 
 import argparse
@@ -18,7 +19,7 @@ import statistics
 import subprocess
 import sys
 import time
-from collections.abc import AsyncIterator, Awaitable, Callable, Iterator
+from collections.abc import AsyncIterator, Awaitable, Callable, Iterator, Sequence
 from dataclasses import dataclass, field
 from importlib.metadata import version
 from pathlib import Path
@@ -40,6 +41,8 @@ BUNDLE = Path(__file__).resolve().parents[1] / "bundles" / "gridsim"
 SPLIT = "held_out"
 IDLE_SCORE = 0.2  # what a day without a trade earns, by the bundle's rule
 WARM_UP_SECONDS = 15.0
+SUSTAINED = 3
+CERTIFICATES = Path("/etc/ssl/certs")  # a folder of which an HTTP client reads what it needs, as in the stack
 RULE = PlayRule(reward=None, trainer_agents=(), skills="show", turn_seconds=600, sandbox_seconds=3600)
 
 
@@ -65,6 +68,10 @@ class Peer:
     """Seconds of a round, by its number of episodes."""
     starts_alone: list[float] = field(default_factory=list)
     ends_alone: list[float] = field(default_factory=list)
+    sustained: float = math.nan
+    """Seconds an episode, of `SUSTAINED` times as many as are at once."""
+    starts_ahead: list[float] = field(default_factory=list)
+    """From a group's start to each first turn, where the group's episodes were started ahead."""
 
 
 def main() -> None:
@@ -73,6 +80,9 @@ def main() -> None:
     parser.add_argument("--at-once", type=int, default=8)
     parser.add_argument("--serve", type=int, metavar="PORT", help=argparse.SUPPRESS)
     options = parser.parse_args()
+    if any(CERTIFICATES.glob("*.0")):  # for every peer alike
+        os.environ["SSL_CERT_DIR"] = str(CERTIFICATES)
+        os.environ.pop("SSL_CERT_FILE", None)
     if options.serve is not None:
         uvicorn.run(build_app(BUNDLE, sandbox="local"), host="127.0.0.1", port=options.serve, log_level="error")
         return
@@ -92,16 +102,21 @@ async def bench(url: str, *, rounds: int, at_once: int) -> None:
     for _ in range(1 + rounds):
         for peer in peers:
             await measure(peer, at_once=at_once)
+    for peer in peers:
+        await measure_sustained(peer, at_once=at_once)
+    for _ in range(rounds):
+        peers[0].starts_ahead += await start_ahead(tasks[:at_once])
     once = Peer("the pool, RECYCLE=0", ours)
     async with recycling("0"):
         for _ in range(1 + rounds):
             await measure(once, at_once=at_once)
+        await measure_sustained(once, at_once=at_once)
     report([*peers, once], rounds=rounds, at_once=at_once)
 
 
 async def measure(peer: Peer, *, at_once: int) -> None:
     """A round of `at_once` episodes, and one alone. Containers that start ahead get some time in between, as a model
-    that samples gives it. Raises SystemExit where an episode scored what it must not."""
+    that samples gives it."""
     begun = time.perf_counter()
     played = await asyncio.gather(*(peer.play(index) for index in range(at_once)))
     peer.per_episode.append((time.perf_counter() - begun) / at_once)
@@ -109,7 +124,43 @@ async def measure(peer: Peer, *, at_once: int) -> None:
     alone = await peer.play(0)
     peer.starts_alone.append(alone.start)
     peer.ends_alone.append(alone.end)
-    wrong = [each.score for each in (*played, alone) if not math.isclose(each.score, IDLE_SCORE, abs_tol=1e-5)]
+    check(peer, [*played, alone])
+
+
+async def measure_sustained(peer: Peer, *, at_once: int) -> None:
+    """`at_once` players, each of whom plays one episode after the other."""
+
+    async def player(index: int) -> list[Played]:
+        return [await peer.play(index) for _ in range(SUSTAINED)]
+
+    begun = time.perf_counter()
+    played = await asyncio.gather(*(player(index) for index in range(at_once)))
+    peer.sustained = (time.perf_counter() - begun) / (at_once * SUSTAINED)
+    check(peer, [each for plays in played for each in plays])
+
+
+async def start_ahead(tasks: Sequence[PlayableTask]) -> list[float]:
+    """The seconds from the start of a group, all of which was started ahead a while ago, to each of its first turns."""
+    runs = [EpisodeRun(task, "pool", "bench", 1000) for task in tasks]
+    for run in runs:
+        run.start_ahead()
+    await asyncio.sleep(WARM_UP_SECONDS)
+    begun = time.perf_counter()
+
+    async def first_turn(run: EpisodeRun) -> float:
+        if not await run.claim():
+            raise SystemExit("an episode that was started ahead can't be used: no figure is valid")
+        await run.start()
+        return time.perf_counter() - begun
+
+    seconds = await asyncio.gather(*map(first_turn, runs))
+    await asyncio.gather(*(run.abandon("it was only started") for run in runs))
+    return seconds
+
+
+def check(peer: Peer, played: list[Played]) -> None:
+    """Raise SystemExit where an episode scored what it must not."""
+    wrong = [each.score for each in played if not math.isclose(each.score, IDLE_SCORE, abs_tol=1e-5)]
     if wrong:
         raise SystemExit(f"{peer.name}: a day without a trade scored {wrong}, not {IDLE_SCORE}: no figure is valid")
 
@@ -202,14 +253,17 @@ def report(peers: list[Peer], *, rounds: int, at_once: int) -> None:
     print(f"{os.cpu_count()} CPUs ({platform.machine()}), load {os.getloadavg()[1]:.1f}, Python", end=" ")
     print(platform.python_version(), f"Docker {engine}", *(f"{name} {version(name)}" for name in names), sep=", ")
     print(f"\nGridSim, {rounds} rounds; median (least to most); a ratio is a peer's median by the first row's\n")
-    print(f"| | s per episode, {at_once} at once | ratio | in the first round |", end="")
+    print(f"| | s per episode, {at_once} at once | ratio | in the first round | with no pause |", end="")
     print(" alone: start to first turn, s | last reply to reward, s |")
-    print("| --- " * 6 + "|")
+    print("| --- " * 7 + "|")
     for peer in peers:
         first, *later = peer.per_episode
         ratio = statistics.median(later) / statistics.median(peers[0].per_episode[1:])
         alone = [spread(peer.starts_alone[1:]), spread(peer.ends_alone[1:])]
-        print("|", " | ".join([peer.name, spread(later), f"{ratio:.1f}", f"{first:.3f}", *alone]), "|")
+        figures = [spread(later), f"{ratio:.1f}", f"{first:.3f}", f"{peer.sustained:.3f}", *alone]
+        print("|", " | ".join([peer.name, *figures]), "|")
+    print(f"\nA group of {at_once} that the pool's trainer starts ahead: start to first turn", end=" ")
+    print(spread(peers[0].starts_ahead), "s")
 
 
 def spread(values: list[float]) -> str:

@@ -60,6 +60,8 @@ class Resettable(Notebook):
             os._exit(1)
         if KIND == "raiser":
             raise RuntimeError("no reset today")
+        if KIND == "sleeper":
+            time.sleep(300)
         if KIND == "dirty":
             del self._notes[1:]
         elif KIND == "leaky":
