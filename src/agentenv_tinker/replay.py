@@ -7,12 +7,11 @@ warm start is taught is what RL goes on with, token by token.
 from __future__ import annotations
 
 import asyncio
-import contextlib
 import json
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any
+from typing import Any, Literal
 
 import tinker
 from tinker_cookbook.completers import TokensWithLogprobs
@@ -56,6 +55,8 @@ class Example:
 class Replayed:
     """What replaying a demonstration came to."""
 
+    line: str
+    """The demonstration, as the line of its file."""
     task: str
     reward: float | None
     """None for a demonstration that failed."""
@@ -65,13 +66,15 @@ class Replayed:
     """Why it failed."""
 
     def to_dict(self) -> dict[str, Any]:
-        examples = [{"tokens": list(each.tokens), "weights": list(each.weights)} for each in self.examples]
-        return {"task": self.task, "reward": self.reward, "error": self.error, "examples": examples}
+        """The values as JSON has them."""
+        examples = [{"tokens": each.tokens, "weights": each.weights} for each in self.examples]
+        return {**vars(self), "examples": examples}
 
     @classmethod
     def from_dict(cls, value: dict[str, Any]) -> Replayed:
+        """What `to_dict` gave, read again."""
         examples = tuple(Example(tuple(each["tokens"]), tuple(each["weights"])) for each in value["examples"])
-        return cls(value["task"], value["reward"], examples, value["error"])
+        return cls(**{**value, "examples": examples})
 
 
 def recorded_demonstrations(bundle: str) -> Iterator[Demonstration]:
@@ -108,20 +111,14 @@ async def replay(
     settings: PlaySettings,
     split: str,
     *,
-    on_progress: Callable[[int, int], object] = lambda over, of: None,
+    on_replayed: Callable[[Replayed], object] = lambda replayed: None,
 ) -> list[Replayed]:
-    """Replay demonstrations, each of a task of `split`, in their order.
-
-    `on_progress` is given how many are over, and of how many, as each ends.
-    """
+    """Replay demonstrations, each of a task of `split`, in their order. `on_replayed` is given each as it ends."""
     tasks = {task.name: index for index, task in enumerate((await asyncio.to_thread(settings.playable)).split(split))}
-    over = 0
 
     async def one(demonstration: Demonstration) -> Replayed:
-        nonlocal over
         replayed = await _replayed(demonstration, settings, split, tasks[demonstration.task])
-        over += 1
-        on_progress(over, len(demonstrations))
+        on_replayed(replayed)
         return replayed
 
     async with asyncio.TaskGroup() as group:
@@ -131,15 +128,16 @@ async def replay(
 
 async def _replayed(demonstration: Demonstration, settings: PlaySettings, split: str, index: int) -> Replayed:
     group = EpisodeGroupBuilder(settings, split, index=index, size=1, part=PART, step=0)
+    line = demonstration_line(demonstration)
     try:
         [env] = await group.make_envs()
         assert isinstance(env, RolloutEnv)
         trajectory = await _trajectory(env, demonstration)
         [(late, _)] = await group.compute_group_rewards([trajectory], [env])
         reward = sum(transition.reward for transition in trajectory.transitions) + late
-        return Replayed(demonstration.task, reward, tuple(_examples(trajectory)))
+        return Replayed(line, demonstration.task, reward, tuple(_examples(trajectory)))
     except EpisodeFailedError as error:
-        return Replayed(demonstration.task, None, (), str(error))
+        return Replayed(line, demonstration.task, None, (), str(error))
     finally:
         await group.cleanup()
 
@@ -209,16 +207,13 @@ def _examples(trajectory: Trajectory) -> Iterator[Example]:
         yield Example(tuple(map(int, tokens)), (0.0, *map(float, inputs["mask"].data)))
 
 
-def write_replayed(path: Path, replayed: Sequence[Replayed]) -> None:
-    """Keep the replayed demonstrations as a JSON line each, whole or not at all. Blocks."""
-    unfinished = path.with_suffix(".unfinished")
-    with unfinished.open("w") as file:
+def write_replayed(path: Path, replayed: Iterable[Replayed], *, mode: Literal["a", "w"] = "a") -> None:
+    """Write replayed demonstrations, or add them, to the file at `path`, a JSON line each. Blocks."""
+    with path.open(mode) as file:
         file.writelines(json.dumps(each.to_dict()) + "\n" for each in replayed)
-    unfinished.replace(path)
 
 
-def read_replayed(path: Path) -> list[Replayed] | None:
-    """What `write_replayed` left at `path`, or None where it left nothing. Blocks."""
-    with contextlib.suppress(FileNotFoundError):
-        return [Replayed.from_dict(json.loads(line)) for line in path.read_text().splitlines()]
-    return None
+def read_replayed(path: Path) -> list[Replayed]:
+    """What `write_replayed` left at `path`, but for a last line that a kill cut short. Blocks."""
+    lines = path.read_text().split("\n")[:-1] if path.exists() else []
+    return [Replayed.from_dict(json.loads(line)) for line in lines]

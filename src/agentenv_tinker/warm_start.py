@@ -11,6 +11,7 @@ import hashlib
 import json
 import math
 import random
+from collections.abc import Iterable
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -23,13 +24,15 @@ from tinker_cookbook.supervised.types import SupervisedDataset, SupervisedDatase
 from agentenv_tinker import framework
 from agentenv_tinker.config import WarmStartConfig
 from agentenv_tinker.dataset import AgentEnvDatasetBuilder
-from agentenv_tinker.demonstrations import FILE_NAME, Demonstration, read_demonstrations
+from agentenv_tinker.demonstrations import FILE_NAME, Demonstration, demonstration_line, read_demonstrations
 from agentenv_tinker.errors import BundleError, ConfigError, TrainingError
 from agentenv_tinker.progress import Say, told
 from agentenv_tinker.replay import Example, Replayed, of_split, read_replayed, replay, write_replayed
 
 SAVE_EVERY = 10  # steps between checkpoints; an interrupted warm start repeats fewer than that
 _REPLAYED_FILE = "replayed.jsonl"
+_EXAMPLES_FILE = "examples.jsonl"
+_TOLD_EVERY = 50  # replayed demonstrations
 _TOLD_FAILURES = 3
 
 
@@ -44,25 +47,28 @@ class WarmStart:
     """The same to sample from."""
 
 
-def warm_start_folder(config: WarmStartConfig) -> Path:
-    """Where the warm start of `config` is kept: by its settings, and by every file of the bundle. Blocks."""
+def replay_folder(config: WarmStartConfig) -> Path:
+    """Where the replayed demonstrations of `config` are kept: by the bundle's files, and how it is played. Blocks."""
     root = framework.bundle_folder(config.bundle)
     digest = hashlib.sha256()
-    for path in sorted(path for path in root.rglob("*") if path.is_file() and "__pycache__" not in path.parts):
+    for path in sorted(path for path in root.rglob("*") if path.is_file() and path.suffix != ".pyc"):
         digest.update(f"{path.relative_to(root)}\0{hashlib.sha256(path.read_bytes()).hexdigest()}\0".encode())
-    own = demonstrations_file(config)
-    settings = {
-        name: getattr(config, name)
-        for name in (
-            *("model", "renderer", "reward", "train_split", "min_score", "lora_rank", "seed"),
-            *("warm_start_steps", "warm_start_batch", "warm_start_learning_rate"),
-            *("max_turn_messages", "max_tokens", "max_trajectory_tokens"),
-        )
-    }
-    digest.update(json.dumps(settings, sort_keys=True).encode())
-    if own.is_file() and not own.is_relative_to(root):
-        digest.update(own.read_bytes())
+    played = ("model", "renderer", "reward", "max_turn_messages", "max_tokens", "max_trajectory_tokens")
+    digest.update(_settings(config, played))
     return config.runs / ".warm-starts" / f"{root.resolve().name}-{digest.hexdigest()[:12]}"
+
+
+def warm_start_folder(config: WarmStartConfig) -> Path:
+    """Where the warm start of `config` is kept: beside those of other settings for learning. Blocks."""
+    learned = ("train_split", "min_score", "warm_start_steps", "warm_start_batch", "warm_start_learning_rate")
+    digest = hashlib.sha256(_settings(config, (*learned, "lora_rank", "seed")))
+    if config.demonstrations and (own := demonstrations_file(config)).is_file():
+        digest.update(own.read_bytes())
+    return replay_folder(config) / digest.hexdigest()[:12]
+
+
+def _settings(config: WarmStartConfig, names: Iterable[str]) -> bytes:
+    return json.dumps([getattr(config, name) for name in names]).encode()
 
 
 def demonstrations_file(config: WarmStartConfig) -> Path:
@@ -109,7 +115,8 @@ async def _done(folder: Path) -> WarmStart | None:
     if last is None or last.state_path is None:
         return None
     if not await _has(last.state_path):
-        (folder / "checkpoints.jsonl").unlink()  # of another service, or removed there
+        for name in ("checkpoints.jsonl", "metrics.jsonl"):  # of another service, or removed there
+            (folder / name).unlink(missing_ok=True)
         return None
     if last.name != "final" or last.sampler_path is None:
         return None
@@ -143,26 +150,38 @@ async def _examples(
     config: WarmStartConfig, dataset: AgentEnvDatasetBuilder, folder: Path, say: Say
 ) -> DemonstrationDatasetBuilder:
     """The demonstrations that score well enough, replayed now or by an earlier try."""
-    path = folder / _REPLAYED_FILE
-    replayed = await asyncio.to_thread(read_replayed, path)
-    if replayed is None:
-        demonstrations = await asyncio.to_thread(read_demonstrations, demonstrations_file(config))
-        replayed = await replay(
-            _as_many_as_needed(config, await of_split(demonstrations, dataset, dataset.train_split)),
-            dataset,
-            dataset.train_split,
-            on_progress=lambda over, of: say(f"demonstrations: {over} of {of} replayed") if over % 50 == 0 else None,
-        )
-        await asyncio.to_thread(write_replayed, path, replayed)
+    demonstrations = await asyncio.to_thread(read_demonstrations, demonstrations_file(config))
+    needed = _as_many_as_needed(config, await of_split(demonstrations, dataset, dataset.train_split))
+    replayed = await _replayed(needed, dataset, folder.parent / _REPLAYED_FILE, say)
     good = [one for one in replayed if one.reward is not None and one.reward >= config.min_score]
     say(f"demonstrations: {len(good)} of {len(replayed)} score {config.min_score:g} or more")
     for one in [one for one in replayed if one.reward is None][:_TOLD_FAILURES]:
         say(f"a demonstration of {one.task} failed: {one.error}")
     if not good:
         raise BundleError(_none_is_good(replayed, config.min_score))
+    await asyncio.to_thread(write_replayed, folder / _EXAMPLES_FILE, good, mode="w")
     return DemonstrationDatasetBuilder(
-        path=str(path), min_score=config.min_score, batch_size=config.warm_start_batch, seed=config.seed
+        path=str(folder / _EXAMPLES_FILE), batch_size=config.warm_start_batch, seed=config.seed
     )
+
+
+async def _replayed(
+    demonstrations: list[Demonstration], dataset: AgentEnvDatasetBuilder, kept: Path, say: Say
+) -> list[Replayed]:
+    """`demonstrations` as they were replayed: before, as the file `kept` has it, or now, which it is to have."""
+    known = {one.line: one for one in await asyncio.to_thread(read_replayed, kept)}
+    missing = [one for one in demonstrations if demonstration_line(one) not in known]
+    await asyncio.to_thread(write_replayed, kept, known.values(), mode="w")  # whole lines alone, to add to
+
+    def keep(one: Replayed) -> None:
+        known[one.line] = one
+        if one.reward is not None:
+            write_replayed(kept, [one])  # a line: too little to leave the event loop for
+        if (over := sum(demonstration_line(each) in known for each in missing)) % _TOLD_EVERY == 0:
+            say(f"demonstrations: {over} of {len(missing)} replayed")
+
+    await replay(missing, dataset, dataset.train_split, on_replayed=keep)
+    return [known[demonstration_line(one)] for one in demonstrations]
 
 
 def _as_many_as_needed(config: WarmStartConfig, demonstrations: list[Demonstration]) -> list[Demonstration]:
@@ -204,21 +223,15 @@ class DemonstrationDataset(SupervisedDataset):
 
 @chz.chz
 class DemonstrationDatasetBuilder(SupervisedDatasetBuilder):
-    """Builds the dataset of the replayed demonstrations in a file, those that score `min_score` or more."""
+    """Builds the dataset of the replayed demonstrations in a file."""
 
     path: str
-    min_score: float
     batch_size: int
     seed: int = 0
 
     def __call__(self) -> tuple[SupervisedDataset, None]:
         """The dataset, and no test set. Blocks."""
-        examples = [
-            example
-            for one in read_replayed(Path(self.path)) or []
-            if one.reward is not None and one.reward >= self.min_score
-            for example in one.examples
-        ]
+        examples = [example for one in read_replayed(Path(self.path)) for example in one.examples]
         return DemonstrationDataset(examples, batch_size=self.batch_size, seed=self.seed), None
 
 

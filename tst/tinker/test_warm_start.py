@@ -220,6 +220,19 @@ async def test_an_interrupted_warm_start_goes_on_at_the_next_batch(bundle, tmp_p
     assert not any("step 9/25" in line for line in said)
 
 
+async def test_a_demonstration_is_replayed_once(bundle, tmp_path, stand_in_service):
+    """Other settings for learning take what was replayed, but for a line that a kill cut short."""
+    await warm_started(bundle, tmp_path)
+    [kept] = (tmp_path / "runs").rglob("replayed.jsonl")
+    lines = kept.read_text()
+    kept.write_text(lines[: -len(lines) // 20])
+    before = len(runs_of("run"))
+    await warm_started(bundle, tmp_path, warm_start_learning_rate=1e-5)
+
+    assert len(runs_of("run")) == before + 1
+    assert len(kept.read_text().splitlines()) == 6
+
+
 async def test_a_warm_start_is_made_once(bundle, tmp_path, stand_in_service):
     """The next run of the same settings takes it as it is, and other settings make another."""
     first, said = await warm_started(bundle, tmp_path), []
