@@ -6,6 +6,7 @@ attends to. Models that give attention a window, a soft cap or sinks are refused
 
 from typing import Any, Protocol
 
+import numpy as np
 import torch
 from torch.nn import functional
 from transformers.modeling_utils import AttentionInterface
@@ -61,10 +62,12 @@ class RowLayout:
     keys and values computed for the row are kept in `captured`, one [2, K, T, D] per layer.
     """
 
-    def __init__(self, row: Row, *, past: torch.Tensor | None = None, capture: bool = False) -> None:
+    def __init__(
+        self, row: Row, device: torch.device, *, past: torch.Tensor | None = None, capture: bool = False
+    ) -> None:
         self._spans = [(segment.start, segment.stop) for segment in row.segments]
         self._paths = [
-            torch.cat([torch.from_numpy(segment.context), torch.arange(segment.start, segment.stop)])
+            torch.from_numpy(np.concatenate([segment.context, np.arange(segment.start, segment.stop)])).to(device)
             if len(segment.context)
             else None
             for segment in row.segments
@@ -96,18 +99,18 @@ class RowLayout:
         groups = query.shape[0] // keys.shape[0]
         if groups > 1:
             keys, values = keys.repeat_interleave(groups, dim=0), values.repeat_interleave(groups, dim=0)
-        mask = self._mask(query.shape[1], keys.shape[1])
+        mask = self._mask(query.shape[1], keys.shape[1], query.device)
         attended: torch.Tensor = functional.scaled_dot_product_attention(
             query[None], keys[None], values[None], attn_mask=mask, is_causal=mask is None, scale=scaling
         )
         return attended[0]
 
-    def _mask(self, queries: int, keys: int) -> torch.Tensor | None:
+    def _mask(self, queries: int, keys: int, device: torch.device) -> torch.Tensor | None:
         """Return which keys each of the last `queries` tokens sees; None where that is the plain causal triangle."""
         if queries == keys:
             return None
         if (queries, keys) not in self._masks:
-            full = torch.ones(queries, keys, dtype=torch.bool)
+            full = torch.ones(queries, keys, dtype=torch.bool, device=device)
             self._masks[queries, keys] = full.tril(diagonal=keys - queries)
         return self._masks[queries, keys]
 
@@ -115,17 +118,18 @@ class RowLayout:
 class DecodeLayout:
     """One new token for each of B sequences, whose earlier keys and values lie in the slots 0..B-1 of `slots`.
 
-    `slots` has shape [2, layers, S, K, capacity, D]; `lengths` [B] counts the tokens each slot holds already. The new
-    token's keys and values are written behind them.
+    `slots` has shape [2, layers, S, K, capacity, D]; `lengths` [B], on the same device, counts the tokens each slot
+    holds already. The new token's keys and values are written behind them.
     """
 
     def __init__(self, slots: torch.Tensor, lengths: torch.Tensor) -> None:
         self._slots = slots
         self._lengths = lengths
-        self._rows = torch.arange(len(lengths))
+        self._rows = torch.arange(len(lengths), device=lengths.device)
         self._longest = int(lengths.max()) + 1
-        beyond = torch.arange(self._longest)[None, :] > lengths[:, None]
-        self._bias = torch.zeros(beyond.shape).masked_fill_(beyond, float("-inf"))[:, None, None, :]
+        beyond = torch.arange(self._longest, device=lengths.device)[None, :] > lengths[:, None]
+        bias = torch.zeros(beyond.shape, device=lengths.device).masked_fill_(beyond, float("-inf"))
+        self._bias = bias[:, None, None, :]
 
     def attend(
         self, layer: int, query: torch.Tensor, key: torch.Tensor, value: torch.Tensor, scaling: float

@@ -21,18 +21,19 @@ class Chosen:
 
 def choose(logits: torch.Tensor, params: list[SamplingParams], dice: list[np.random.Generator]) -> Chosen:
     """Choose a token for each row of logits [B, V], each row by its own parameters and its own random numbers."""
-    tokens = torch.empty(len(params), dtype=torch.long)
-    greedy = torch.tensor([param.temperature == 0 for param in params])
+    tokens = torch.empty(len(params), dtype=torch.long, device=logits.device)
+    greedy = torch.tensor([param.temperature == 0 for param in params], device=logits.device)
     if greedy.any():
         tokens[greedy] = logits[greedy].argmax(dim=-1)
     drawn = [index for index, param in enumerate(params) if param.temperature != 0]
     if drawn:
-        temperatures = torch.tensor([[params[index].temperature] for index in drawn])
+        temperatures = torch.tensor([[params[index].temperature] for index in drawn], device=logits.device)
         scaled = (logits[drawn] if len(drawn) < len(params) else logits) / temperatures
         for place, index in enumerate(drawn):
             _restrict(scaled[place], params[index])
-        tokens[torch.tensor(drawn)] = draw(scaled, torch.tensor([dice[index].random() for index in drawn]))
-    return Chosen(tokens.numpy(), logprobs_of(logits, tokens).numpy())
+        points = torch.tensor([dice[index].random() for index in drawn], device=logits.device)
+        tokens[torch.tensor(drawn, device=logits.device)] = draw(scaled, points)
+    return Chosen(tokens.cpu().numpy(), logprobs_of(logits, tokens).cpu().numpy())
 
 
 def draw(logits: torch.Tensor, uniform: torch.Tensor) -> torch.Tensor:
@@ -46,7 +47,7 @@ def draw(logits: torch.Tensor, uniform: torch.Tensor) -> torch.Tensor:
     point = uniform.double()[:, None] * blocks[:, -1:]
     block = torch.searchsorted(blocks, point, right=True).clamp_(max=blocks.shape[1] - 1)
     before = torch.where(block > 0, blocks.gather(1, (block - 1).clamp_(min=0)), 0.0)
-    inside = padded[torch.arange(len(padded)), block[:, 0]].double().cumsum(dim=-1)
+    inside = padded[torch.arange(len(padded), device=padded.device), block[:, 0]].double().cumsum(dim=-1)
     offset = torch.searchsorted(inside, point - before, right=True).clamp_(max=_BLOCK - 1)
     token = (block * _BLOCK + offset)[:, 0]
     # Rounding can leave the point on a token of weight zero behind the last real one: take the likeliest instead.
@@ -75,7 +76,7 @@ def top(logits: torch.Tensor, count: int) -> TopLogprobs:
     """Return the `count` likeliest tokens of each row of logits [N, V]."""
     values, tokens = torch.topk(logits, min(count, logits.shape[1]), dim=-1)
     found = values - torch.logsumexp(logits, dim=-1, keepdim=True)
-    return TopLogprobs(tokens.numpy().astype(np.int32), found.numpy())
+    return TopLogprobs(tokens.cpu().numpy().astype(np.int32), found.cpu().numpy())
 
 
 def empty_top(length: int, count: int) -> TopLogprobs:

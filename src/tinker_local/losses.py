@@ -78,8 +78,8 @@ def _ratio(logprobs: torch.Tensor, inputs: Inputs) -> torch.Tensor:
 
 
 def _clip(ratio: torch.Tensor, inputs: Inputs, config: Config) -> torch.Tensor:
-    low = inputs.get("clip_low_threshold", torch.tensor(config["clip_low_threshold"], dtype=ratio.dtype))
-    high = inputs.get("clip_high_threshold", torch.tensor(config["clip_high_threshold"], dtype=ratio.dtype))
+    low = inputs.get("clip_low_threshold", ratio.new_tensor(config["clip_low_threshold"]))
+    high = inputs.get("clip_high_threshold", ratio.new_tensor(config["clip_high_threshold"]))
     return torch.clamp(ratio, low, high)
 
 

@@ -12,6 +12,7 @@ from dataclasses import dataclass
 from typing import Any
 
 import numpy as np
+import numpy.typing as npt
 import torch
 from peft import LoraConfig, inject_adapter_in_model
 from peft.tuners.lora import LoraLayer
@@ -60,7 +61,8 @@ class LanguageModel:
         attention.register()
         self.name = base.names[0]
         self.stop_ids = base.stop_ids
-        self._network: Any = base.network
+        self.device = torch.device("cuda" if torch.cuda.is_available() else "cpu")
+        self._network: Any = base.network.to(self.device)
         self._network.requires_grad_(requires_grad=False)
         config = self._network.config.get_text_config()
         self.context_length = int(config.max_position_embeddings)
@@ -84,11 +86,15 @@ class LanguageModel:
         """The class of the base model."""
         return type(self._network).__name__
 
+    def on_device(self, array: npt.NDArray[Any]) -> torch.Tensor:
+        """Return the array as a tensor where the model computes."""
+        return torch.from_numpy(np.ascontiguousarray(array)).to(self.device)
+
     def hidden(self, tokens: Ints, positions: Ints, layout: Layout) -> torch.Tensor:
         """Return the last hidden states [T, H] of a flat row under the active adapter."""
         output = self._network.base_model(
-            input_ids=torch.from_numpy(tokens)[None],
-            position_ids=torch.from_numpy(positions)[None],
+            input_ids=self.on_device(tokens)[None],
+            position_ids=self.on_device(positions)[None],
             use_cache=False,
             layout=layout,
         )
@@ -225,11 +231,11 @@ class LanguageModel:
     def _check_attention(self, tokens: Ints) -> None:
         """Compare a packed row's logits with the model's own, so that no unsupported model gives wrong numbers."""
         original = self._network.config._attn_implementation
-        expected = self._network(input_ids=torch.from_numpy(tokens)[None], use_cache=False).logits[0]
+        expected = self._network(input_ids=self.on_device(tokens)[None], use_cache=False).logits[0]
         self._network.set_attn_implementation(attention.NAME)
         (row,) = pack([tokens[: len(tokens) // 2], tokens], budget=len(tokens))
         try:
-            found = self.logits(self.hidden(row.tokens, row.positions, RowLayout(row)))[row.paths[-1]]
+            found = self.logits(self.hidden(row.tokens, row.positions, RowLayout(row, self.device)))[row.paths[-1]]
         except (UnsupportedAttentionError, TypeError, AttributeError) as error:
             raise StartupError(f"model {self.name!r} can't be served: {error}") from error
         if not torch.allclose(found, expected, atol=1e-2, rtol=1e-3):

@@ -189,19 +189,19 @@ class Sampler:
         self, lane: _Lane, row: Row, past: torch.Tensor | None, starts: list[list[tuple[_Job, int]]]
     ) -> None:
         """Compute a row of prompts and start the samples of each."""
-        layout = RowLayout(row, past=past, capture=True)
+        layout = RowLayout(row, self._model.device, past=past, capture=True)
         hidden = self._model.hidden(row.tokens, row.positions, layout)
         captured = torch.stack(layout.captured, dim=1)
-        logits = self._model.logits(hidden[torch.tensor([path[-1] for path in row.paths])])
+        logits = self._model.logits(hidden[self._model.on_device(np.array([path[-1] for path in row.paths]))])
         for place, (path, jobs) in enumerate(zip(row.paths, starts, strict=True)):
-            keys_values = captured[:, :, :, torch.from_numpy(path)]
+            keys_values = captured[:, :, :, self._model.on_device(path)]
             if past is not None:
                 keys_values = torch.cat([past, keys_values], dim=3)
             self._cache.add(str(lane.weights), jobs[0][0].request.prompt, keys_values)
             for job, count in jobs:
                 job.cached_tokens = _length(past)
                 if scoring.wants_scores(job.request) and job.scores is None:
-                    job.scores = scoring.score(self._model, job.request, hidden[torch.from_numpy(path)])
+                    job.scores = scoring.score(self._model, job.request, hidden[self._model.on_device(path)])
                 self._start(lane, job, count, logits[place], keys_values)
 
     def _start(self, lane: _Lane, job: _Job, count: int, logits: torch.Tensor, keys_values: torch.Tensor) -> None:
@@ -218,10 +218,10 @@ class Sampler:
     def _decode(self, lane: _Lane) -> None:
         """Give every running sequence its next token and let go of those that end with it."""
         lane.slots.grow()
-        lengths = torch.tensor(lane.slots.lengths)
+        lengths = np.array(lane.slots.lengths, dtype=np.int64)
         tokens = np.array([running.tokens[-1] for running in lane.running], dtype=np.int64)
-        layout = DecodeLayout(lane.slots.store, lengths)
-        hidden = self._model.hidden(tokens, lengths.numpy(), layout)
+        layout = DecodeLayout(lane.slots.store, self._model.on_device(lengths))
+        hidden = self._model.hidden(tokens, lengths, layout)
         lane.slots.lengths = [length + 1 for length in lane.slots.lengths]
         self._extend(lane.running, self._model.logits(hidden))
         for index in reversed(range(len(lane.running))):

@@ -91,25 +91,26 @@ def _score_span(
         skipped = min(len(request.prompt) - 1 - last - span.start, len(logits))
     asked = slice(predicted.start + skipped, predicted.stop)
     if scores.logprobs is not None:
-        tokens = torch.from_numpy(request.prompt[asked])
-        scores.logprobs[asked] = logprobs_of(logits[skipped:], tokens).numpy()
+        tokens = torch.from_numpy(request.prompt[asked]).to(logits.device)
+        scores.logprobs[asked] = logprobs_of(logits[skipped:], tokens).cpu().numpy()
     if scores.top is not None and skipped < len(logits):
         found = top(logits[skipped:], request.topk_prompt)
         scores.top.token_ids[asked], scores.top.logprobs[asked] = found.token_ids, found.logprobs
     normalizer = torch.logsumexp(logits, dim=-1, keepdim=True)
     if scores.targets is not None and request.target_tokens is not None:
-        wanted = torch.from_numpy(request.target_tokens[span])
+        wanted = torch.from_numpy(request.target_tokens[span]).to(logits.device)
         values = logits.gather(1, wanted.clamp(min=0)) - normalizer
-        scores.targets[span] = torch.where(wanted >= 0, values, 0.0).numpy()
+        scores.targets[span] = torch.where(wanted >= 0, values, 0.0).cpu().numpy()
     if scores.alternatives is not None:
         drawn = _draws(logits, request, dice)
-        scores.alternatives[0][span] = drawn.numpy()
-        scores.alternatives[1][span] = (logits.gather(1, drawn) - normalizer).numpy()
+        scores.alternatives[0][span] = drawn.cpu().numpy()
+        scores.alternatives[1][span] = (logits.gather(1, drawn) - normalizer).cpu().numpy()
 
 
 def _draws(logits: torch.Tensor, request: Sample, dice: np.random.Generator) -> torch.Tensor:
     if request.params.temperature == 0:
         return logits.argmax(dim=-1, keepdim=True).expand(-1, request.alternatives)
     scaled = logits / request.params.temperature
-    columns = [draw(scaled, torch.from_numpy(dice.random(len(logits)))) for _ in range(request.alternatives)]
+    points = [torch.from_numpy(dice.random(len(logits))).to(logits.device) for _ in range(request.alternatives)]
+    columns = [draw(scaled, uniform) for uniform in points]
     return torch.stack(columns, dim=1)

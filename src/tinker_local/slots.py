@@ -56,7 +56,7 @@ class Slots:
         sequences = max(have_sequences, 1 << (sequences - 1).bit_length())
         length = max(have_length, -(-length // 64) * 64)
         halves, layers, heads, _, width = like.shape
-        grown = torch.zeros(halves, layers, sequences, heads, length, width)
+        grown = torch.zeros(halves, layers, sequences, heads, length, width, device=like.device)
         if self.lengths:
             used = max(self.lengths)
             grown[:, :, : len(self.lengths), :, :used] = self.store[:, :, : len(self.lengths), :, :used]

@@ -83,14 +83,16 @@ def _run_row(
         torch.set_grad_enabled(not request.forward_only),
         nullcontext() if request.forward_only else model.keeping_activations(tokens=len(row.tokens)),
     ):
-        hidden = model.hidden(row.tokens, row.positions, RowLayout(row))
+        hidden = model.hidden(row.tokens, row.positions, RowLayout(row, model.device))
         found = _target_logprobs(model, hidden, row, data, loss)
-        terms = [loss.function(values, _tensors(datum), config) for values, datum in zip(found, data, strict=True)]
+        terms = [
+            loss.function(values, _tensors(model, datum), config) for values, datum in zip(found, data, strict=True)
+        ]
         total = torch.stack(terms).sum()
         if total.requires_grad:
             total.backward()  # type: ignore[no-untyped-call]
     for member, values in zip(row.members, found, strict=True):
-        logprobs[member] = values.detach().numpy()
+        logprobs[member] = values.detach().cpu().numpy()
     return float(total.detach())
 
 
@@ -107,11 +109,11 @@ def _target_logprobs(
     place = np.concatenate([array.ravel() for array in places])
     target = np.concatenate([array.ravel() for array in targets])
     needed = np.concatenate([array.ravel() for array in trained])
-    flat = torch.empty(len(place))
+    flat = torch.empty(len(place), device=model.device)
     with torch.no_grad():
-        flat[torch.from_numpy(~needed)] = _pair_logprobs(model, hidden.detach(), place[~needed], target[~needed])
+        flat[model.on_device(~needed)] = _pair_logprobs(model, hidden.detach(), place[~needed], target[~needed])
     if needed.any():
-        flat = flat.index_put((torch.from_numpy(needed),), _pair_logprobs(model, hidden, place[needed], target[needed]))
+        flat = flat.index_put((model.on_device(needed),), _pair_logprobs(model, hidden, place[needed], target[needed]))
     sizes = [array.size for array in targets]
     return [part.view(array.shape) for part, array in zip(torch.split(flat, sizes), targets, strict=True)]
 
@@ -130,8 +132,8 @@ def _pair_logprobs(model: LanguageModel, hidden: torch.Tensor, places: Ints, tar
     pieces = []
     for start in range(0, len(rows), _HEAD_POSITIONS):
         inside = (inverse >= start) & (inverse < start + _HEAD_POSITIONS)
-        chunk = hidden[torch.from_numpy(rows[start : start + _HEAD_POSITIONS])]
-        where, chosen = torch.from_numpy(inverse[inside] - start), torch.from_numpy(targets[inside])
+        chunk = hidden[model.on_device(rows[start : start + _HEAD_POSITIONS])]
+        where, chosen = model.on_device(inverse[inside] - start), model.on_device(targets[inside])
         # With more than one chunk, keeping every chunk's logits for the backward pass would cost more memory than time.
         keep = len(rows) <= _HEAD_POSITIONS or not torch.is_grad_enabled()
         values = (
@@ -139,7 +141,7 @@ def _pair_logprobs(model: LanguageModel, hidden: torch.Tensor, places: Ints, tar
             if keep
             else checkpoint(_chosen_logprobs, model, chunk, where, chosen, use_reentrant=False)
         )
-        pieces.append((torch.from_numpy(np.flatnonzero(inside)), values))
+        pieces.append((model.on_device(np.flatnonzero(inside)), values))
     if not pieces:
         return hidden.new_empty(0)
     order = torch.cat([index for index, _ in pieces])
@@ -153,8 +155,8 @@ def _chosen_logprobs(
     return logits[where, targets] - torch.logsumexp(logits, dim=-1)[where]
 
 
-def _tensors(datum: Datum) -> dict[str, torch.Tensor]:
-    return {key: torch.from_numpy(np.ascontiguousarray(value)) for key, value in datum.inputs.items()}
+def _tensors(model: LanguageModel, datum: Datum) -> dict[str, torch.Tensor]:
+    return {key: model.on_device(value) for key, value in datum.inputs.items()}
 
 
 def check_datum(datum: Datum, where: str, name: str, loss: Loss, model: LanguageModel) -> None:
@@ -243,4 +245,9 @@ def load_optimizer_state(model: LanguageModel, run: TrainingModel, state: State)
     for key, parameter in model.parameters(run.model_id):
         parts = {part: state[f"{key}.{part}"] for part in ("step", "exp_avg", "exp_avg_sq") if f"{key}.{part}" in state}
         if parts:
-            run.optimizer.state[parameter] = {part: value.clone() for part, value in parts.items()}
+            run.optimizer.state[parameter] = {part: _beside(parameter, part, value) for part, value in parts.items()}
+
+
+def _beside(parameter: torch.Tensor, part: str, value: torch.Tensor) -> torch.Tensor:
+    # The step count stays where it is: AdamW keeps it on the CPU.
+    return value.clone() if part == "step" else value.to(parameter.device, copy=True)
