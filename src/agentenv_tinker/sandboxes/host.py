@@ -34,6 +34,7 @@ _ANSWER_SECONDS = 60
 _STARTS_AT_ONCE = 4
 _READY_SECONDS = 180.0  # as the framework waits for a server
 _TRIES = 5
+_KILLS = 3
 _POLL_SECONDS = 0.05
 _ROOM = 0.15  # of the machine's memory, below which none is started ahead
 _CARD_PATH = "/.well-known/agent-env.json"
@@ -99,8 +100,16 @@ class Host:
     def start(self, spec: Spec) -> Container:
         """Start a container and wait until its env serves its card. Whatever stops it, the container is removed.
 
-        Raises SandboxError.
+        One that somebody kills meanwhile is started anew, so many times. Raises SandboxError.
         """
+        for _ in range(_KILLS):
+            try:
+                return self._start(spec)
+            except _KilledError as error:
+                logger.info("%s, and is started anew", error)
+        return self._start(spec)
+
+    def _start(self, spec: Spec) -> Container:
         name = f"{PREFIX}{uuid.uuid4().hex[:12]}"
         try:
             with self._starts:
@@ -161,7 +170,8 @@ class Host:
                 container.reload()
                 if container.status != "running":
                     said = container.logs(tail=20).decode(errors="replace").strip()
-                    raise SandboxError(f"an env's container is {container.status} before it served its card: {said}")
+                    kind = _KilledError if _was_killed(container.attrs["State"]) else SandboxError
+                    raise kind(f"an env's container is {container.status} before it served its card: {said}")
         return card
 
     def card(self, url: str) -> dict[str, Any] | None:
@@ -217,6 +227,14 @@ class Host:
                 logger.info("the daemon failed a call, which is tried again: %s", described(error))
                 self.stopping.wait(0.25 * 2**tried * random.uniform(0.5, 1.5))
         raise AssertionError("unreachable")
+
+
+class _KilledError(SandboxError):
+    """A container was killed from outside as it started, which says nothing of its env."""
+
+
+def _was_killed(state: dict[str, Any]) -> bool:
+    return state.get("ExitCode") == 137 and not state.get("OOMKilled")
 
 
 def _passing(error: Exception) -> bool:
