@@ -50,7 +50,7 @@ EVAL_OPTIONS = $(call option,--model,MODEL) $(call option,--run,RUN) $(call opti
 TOX := .venv/bin/tox -q run -e
 
 .NOTPARALLEL:
-.PHONY: help check train warm-start eval compare up down logs shell image base-image serve test unit tinker-test service-test docker-test e2e lint types \
+.PHONY: help check train resume warm-start eval compare up down logs shell image base-image serve test unit tinker-test service-test docker-test e2e lint types \
   pins clean prune bundle docker runs
 
 help: ## List the targets and variables
@@ -61,6 +61,9 @@ help: ## List the targets and variables
 train: bundle up ## Train a model on BUNDLE: results under runs/
 	@stack/attached --volume '$(BUNDLE_PATH):/bundles/$(notdir $(BUNDLE_PATH)):ro' trainer \
 	  agentenv-tinker train 'bundles/$(notdir $(BUNDLE_PATH))' $(OPTIONS)
+
+resume: bundle up ## Go on with RUN where it was interrupted, on the BUNDLE that it was started with
+	@stack/attached --volume '$(BUNDLE_PATH):/bundles/$(notdir $(BUNDLE_PATH)):ro' trainer agentenv-tinker resume 'runs/$(RUN)'
 
 check: bundle up ## Check BUNDLE with no model: every problem that keeps it from being trained on
 	@stack/attached --volume '$(BUNDLE_PATH):/bundles/$(notdir $(BUNDLE_PATH)):ro' trainer \

@@ -14,7 +14,7 @@ import time
 from collections.abc import Callable, Mapping
 from pathlib import Path
 from types import FrameType
-from typing import Any, TypeVar, get_args, get_origin, get_type_hints
+from typing import TYPE_CHECKING, Any, TypeVar, get_args, get_origin, get_type_hints
 
 import click
 
@@ -24,6 +24,9 @@ from agentenv_tinker.errors import AgentEnvTinkerError, BundleError, ConfigError
 from agentenv_tinker.evaluation import Evaluation
 from agentenv_tinker.recipe import configured, find_recipe
 from agentenv_tinker.tables import comparison_table, evaluation_table
+
+if TYPE_CHECKING:
+    from agentenv_tinker.training import Trained
 
 _Config = TypeVar("_Config", bound=PlayConfig)
 _NAMES = {"checkpoint": "from"}  # options that are not called as their setting is
@@ -87,7 +90,19 @@ def train(bundle: str, recipe: str, **options: Any) -> None:
     from agentenv_tinker.training import train as run
 
     config = _config(RunConfig, bundle, recipe, options)
-    trained = asyncio.run(run(config, say=_progress()))
+    _tell(asyncio.run(run(config, say=_progress())))
+
+
+@cli.command()
+@click.argument("folder", type=Path)
+def resume(folder: Path) -> None:
+    """Go on with the interrupted training run in FOLDER, with its own settings, from the last state that it saved."""
+    from agentenv_tinker.training import resume as run
+
+    _tell(asyncio.run(run(folder, say=_progress())))
+
+
+def _tell(trained: Trained) -> None:
     if trained.base is not None:
         click.echo(f"held-out reward of the base model: {trained.base.line}")
     click.echo(f"held-out reward before: {trained.before.line}")

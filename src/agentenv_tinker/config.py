@@ -124,6 +124,9 @@ class RunConfig(WarmStartConfig, MeasureConfig):
     eval_every: Annotated[
         int, "Evaluate every so many steps too, besides before the first and after the last; 0 for those two alone."
     ] = 0
+    save_every: Annotated[
+        int, "Save the training state, for `resume` to go on from, every so many steps; 0 for after the last alone."
+    ] = 5
     steps: Annotated[int, "Training steps."] = 3
     groups_per_batch: Annotated[int, "Groups in a training step; a group plays one task."] = 4
     group_size: Annotated[int, "Rollouts in a group."] = 4
@@ -133,7 +136,7 @@ class RunConfig(WarmStartConfig, MeasureConfig):
     def __post_init__(self) -> None:
         super().__post_init__()
         self._at_least(1, "steps", "groups_per_batch", "group_size")
-        self._at_least(0, "eval_every")
+        self._at_least(0, "eval_every", "save_every")
         self._above_0("learning_rate", "temperature")
 
 

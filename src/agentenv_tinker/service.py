@@ -55,7 +55,7 @@ async def tinker_service(model: str, *, folder: Path) -> AsyncIterator[Service]:
 async def _local_service(model: str, folder: Path) -> AsyncIterator[str]:
     """A tinker_local for this block, on a free port: its log in `folder`, its data beside it, for all runs to share."""
     log = folder / "tinker_local.log"
-    with log.open("wb") as output:
+    with log.open("ab") as output:
         process = await asyncio.create_subprocess_exec(
             *(sys.executable, "-m", "tinker_local", "--model", model, "--port", "0", "--until-eof"),
             *("--data", str(folder.parent / ".tinker")),
@@ -157,6 +157,6 @@ async def _fetch_tokenizer(model: str, url: str | None, folder: Path) -> str | N
 
 
 def _save_files(folder: Path, files: dict[str, str]) -> None:
-    folder.mkdir(parents=True)
+    folder.mkdir(parents=True, exist_ok=True)
     for name, text in files.items():
         (folder / Path(name).name).write_text(text)

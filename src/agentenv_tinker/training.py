@@ -4,8 +4,10 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
+import functools
 import json
 import math
+from collections.abc import Iterator
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -23,7 +25,18 @@ from agentenv_tinker.evaluation import Evaluation
 from agentenv_tinker.playing import evaluate, recorded_evaluations
 from agentenv_tinker.preparation import Splits, held_out, prepared, train_split
 from agentenv_tinker.progress import Say, told
+from agentenv_tinker.resuming import (
+    SUMMARY_FILE,
+    check_kept,
+    evaluated,
+    interrupted,
+    next_step,
+    record_bundle,
+    rewind,
+)
 from agentenv_tinker.warm_start import WarmStart, given_checkpoint, warm_start
+
+_STATE_SECONDS = 30 * 24 * 3600  # a state that its run no longer needs is deleted by it; this is for what a kill left
 
 
 @dataclass(frozen=True)
@@ -50,7 +63,32 @@ async def train(config: RunConfig, *, say: Say) -> Trained:
     """
     async with contextlib.AsyncExitStack() as stack:
         dataset = await stack.enter_async_context(prepared(config, _splits(config, say), say=say))
+        await asyncio.to_thread(record_bundle, config)
+        return await _run(config, dataset, say)
+
+
+async def resume(folder: Path, *, say: Say) -> Trained:
+    """Go on with the interrupted training run in `folder`, from the last training state that it saved.
+
+    Raises what `train` does, and ConfigError or BundleError for a run that is finished, is still under way, or whose
+    settings or bundle have changed since.
+    """
+    config = await asyncio.to_thread(interrupted, folder)
+    check = functools.partial(check_kept, config.folder)
+    async with contextlib.AsyncExitStack() as stack:
+        splits = _splits(config, say)
+        dataset = await stack.enter_async_context(prepared(config, splits, say=say, check=check, resumes=True))
+        step = await asyncio.to_thread(next_step, config.folder)
+        await asyncio.to_thread(rewind, config.folder, step)
+        say(f"resuming: {step} of {config.steps} steps are made")
+        return await _run(config, dataset, say)
+
+
+async def _run(config: RunConfig, dataset: AgentEnvDatasetBuilder, say: Say) -> Trained:
+    """All that is left to do of a run."""
+    async with contextlib.AsyncExitStack() as stack:
         stack.enter_context(_training_stopped())
+        stack.enter_context(_told_how_to_go_on(config, say))
         base = await _base_evaluation(config, dataset, say)
         start = await _start(config, dataset, say)
         await stack.enter_async_context(told(config.folder, steps=config.steps, say=say))
@@ -73,6 +111,15 @@ async def warm_started(config: WarmStartConfig, *, say: Say) -> WarmStart:
 
 def _training_stopped() -> contextlib.AbstractContextManager[None]:
     return boundary(TrainingError, "training stopped", tinker.TinkerError, TinkerCookbookError, OSError)
+
+
+@contextlib.contextmanager
+def _told_how_to_go_on(config: RunConfig, say: Say) -> Iterator[None]:
+    try:
+        yield
+    except BaseException:
+        say(f"to go on: agentenv-tinker resume {config.folder}")
+        raise
 
 
 def _splits(config: RunConfig, say: Say) -> Splits:
@@ -120,6 +167,8 @@ async def _start(config: RunConfig, dataset: AgentEnvDatasetBuilder, say: Say) -
 async def _evaluation(
     config: RunConfig, dataset: AgentEnvDatasetBuilder, *, checkpoint: str | None, label: str, step: int
 ) -> Evaluation:
+    if (made := config.folder / "evaluations" / f"{label}.json").exists():  # before the run was interrupted
+        return await asyncio.to_thread(Evaluation.read, made)
     return await evaluate(
         dataset,
         checkpoint=checkpoint,
@@ -135,9 +184,9 @@ async def _evaluation(
 async def _trained(
     config: RunConfig, dataset: AgentEnvDatasetBuilder, start: str | None, base: Evaluation | None, say: Say
 ) -> Trained:
-    cookbook = _cookbook_config(config, dataset, start)
     say(f"training: {config.steps} steps of {config.groups_per_batch} x {config.group_size} rollouts")
-    await rl_train.main(cookbook)
+    for part in _parts(config, _cookbook_config(config, dataset, start)):
+        await rl_train.main(part)
     _check_steps(config)
     recorded = await asyncio.to_thread(
         recorded_evaluations,
@@ -162,6 +211,18 @@ async def _trained(
     return trained
 
 
+def _parts(config: RunConfig, whole: rl_train.Config) -> list[rl_train.Config]:
+    """What is left of the run; in two, where the evaluation before the next step was made before.
+
+    The cookbook would make it again, unless that step is made with evaluations off.
+    """
+    step = next_step(config.folder)
+    if step >= config.steps or not evaluated(config.folder, step):
+        return [whole]
+    dataset = chz.replace(whole.dataset_builder, max_steps=None)  # the second part starts its own episodes
+    return [chz.replace(whole, max_steps=step + 1, eval_every=0, dataset_builder=dataset), whole]
+
+
 def _write_summary(trained: Trained) -> None:
     summary = {
         "base": trained.base.to_dict() if trained.base is not None else None,
@@ -171,7 +232,7 @@ def _write_summary(trained: Trained) -> None:
         "checkpoint": trained.checkpoint,
         "adapter": str(trained.adapter) if trained.adapter is not None else None,
     }
-    (trained.folder / "summary.json").write_text(json.dumps(summary, indent=2) + "\n")
+    (trained.folder / SUMMARY_FILE).write_text(json.dumps(summary, indent=2) + "\n")
 
 
 async def _downloaded(state_path: str, folder: Path, say: Say) -> Path | None:
@@ -199,6 +260,8 @@ def _cookbook_config(config: RunConfig, dataset: AgentEnvDatasetBuilder, start: 
         max_steps=config.steps,
         eval_every=config.eval_every or config.steps,  # the latter is before the first step alone
         save_every=0,
+        rolling_save_every=config.save_every,
+        rolling_ttl_seconds=_STATE_SECONDS,
         ttl_seconds=None,
         rollout_error_tolerance=True,
     )
