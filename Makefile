@@ -15,6 +15,10 @@ RECIPE ?=#                   settings: one of the bundle's TOML files, by name, 
 QUICK ?=#                    1 takes the bundle's quick.toml: less of everything
 FROM ?=#                     weights to train on from: a run's folder or a tinker:// path; empty for the recipe's start
 RECYCLE ?=#                  0 gives every episode an env container of its own
+SANDBOX_NETWORK ?=#          off keeps the environments from every network, in builds of their images too
+SANDBOX_MEMORY ?=#           memory of one environment; empty for 2g
+SANDBOX_CPUS ?=#             CPUs of one environment; empty for 2
+SANDBOX_PIDS ?=#             processes of one environment; empty for 1024
 CHECKPOINT ?=#               weights for `make eval`: a run's folder or a tinker:// path; empty for the base model
 SPLIT ?=#                    split for `make eval`; empty for held_out
 FIRST ?=#                    evaluation for `make compare`: the folder of a `make eval`, or an evaluation's file
@@ -25,12 +29,13 @@ PYTHON ?= python3#           Python >= 3.11 for the tests
 V ?=#                        1 shows what every command says
 
 VARIABLES := BUNDLE MODEL STEPS RUN GROUPS GROUP_SIZE EVAL_TASKS MAX_TOKENS LEARNING_RATE SEED RECIPE QUICK FROM RECYCLE \
+  SANDBOX_NETWORK SANDBOX_MEMORY SANDBOX_CPUS SANDBOX_PIDS \
   CHECKPOINT SPLIT FIRST SECOND ARGS PORT PYTHON V
 UNKNOWN := $(filter-out $(VARIABLES) TINKER_API_KEY TINKER_BASE_URL,\
   $(foreach name,$(.VARIABLES),$(if $(findstring command line,$(origin $(name))),$(name))))
 $(if $(strip $(UNKNOWN)),$(error unknown variable $(strip $(UNKNOWN)): `make` lists the known ones))
 
-export V RECYCLE
+export V RECYCLE SANDBOX_NETWORK SANDBOX_MEMORY SANDBOX_CPUS SANDBOX_PIDS
 export UID_GID := $(shell id -u):$(shell id -g)
 BASE := python:3.11-slim-trixie
 BUNDLE_PATH := $(abspath $(BUNDLE))
@@ -54,9 +59,9 @@ TOX := .venv/bin/tox -q run -e
   pins clean prune bundle docker runs
 
 help: ## List the targets and variables
-	@sed -nE 's/^([a-z0-9-]+):.*## (.*)/  \1|\2/p' Makefile | awk -F'|' 'BEGIN {print "Targets:"} {printf "%-16s%s\n", $$1, $$2}'
+	@sed -nE 's/^([a-z0-9-]+):.*## (.*)/  \1|\2/p' Makefile | awk -F'|' 'BEGIN {print "Targets:"} {printf "%-18s%s\n", $$1, $$2}'
 	@sed -nE 's/^([A-Z_]+) \?= ?([^#]*)# +(.*)/  \1|\3|\2/p' Makefile | awk -F'|' \
-	  'BEGIN {print "Variables:"} {printf "%-16s%s%s\n", $$1, $$2, $$3 == "" ? "" : " (default: " $$3 ")"}'
+	  'BEGIN {print "Variables:"} {printf "%-18s%s%s\n", $$1, $$2, $$3 == "" ? "" : " (default: " $$3 ")"}'
 
 train: bundle up ## Train a model on BUNDLE: results under runs/
 	@stack/attached --volume '$(BUNDLE_PATH):/bundles/$(notdir $(BUNDLE_PATH)):ro' trainer \

@@ -24,6 +24,7 @@ from docker.errors import APIError, DockerException, ImageNotFound, NotFound
 
 import docker
 from agentenv_tinker.errors import SandboxError, described
+from agentenv_tinker.sandboxes.limits import Limits
 from agentenv_tinker.sandboxes.owner import OWNER_LABEL, Owners
 
 _T = TypeVar("_T")
@@ -38,6 +39,7 @@ _KILLS = 3
 _POLL_SECONDS = 0.05
 _ROOM = 0.15  # of the machine's memory, below which none is started ahead
 _CARD_PATH = "/.well-known/agent-env.json"
+_LIMITS = Limits()
 
 
 @dataclass(frozen=True)
@@ -77,12 +79,13 @@ class Container:
 class Host:
     """A Docker daemon, and this process as the owner of the containers that it starts there."""
 
-    def __init__(self, *, free_port: Callable[[], int]) -> None:
+    def __init__(self, *, free_port: Callable[[], int], limits: Limits = _LIMITS) -> None:
         self.client = docker.from_env(timeout=_ANSWER_SECONDS, max_pool_size=64)
         self.http = httpx.Client(verify=False, trust_env=False, limits=httpx.Limits(max_keepalive_connections=0))
         self.owners = Owners(self.client)
         self.stopping = threading.Event()
         self._free_port = free_port
+        self._limits = limits
         self._starts = threading.BoundedSemaphore(_STARTS_AT_ONCE)
 
     def close(self) -> None:
@@ -150,6 +153,7 @@ class Host:
             ports={f"{spec.port}/tcp": published},
             extra_hosts=dict(spec.extra_hosts),
             labels={OWNER_LABEL: self.owners.me},
+            **self._limits.options(),
         )
         if spec.trust is not None:
             created.put_archive("/", _archive(spec.trust, at=spec.trust_at))

@@ -22,6 +22,7 @@ from agent_env.providers.sandbox_providers.sandbox_provider import (
 from agentenv_tinker.errors import ConfigError
 from agentenv_tinker.sandboxes import verdicts
 from agentenv_tinker.sandboxes.host import PREFIX, Host, Spec
+from agentenv_tinker.sandboxes.limits import given_limits
 from agentenv_tinker.sandboxes.pool import Pool
 from agentenv_tinker.sandboxes.shelf import Lease
 
@@ -37,7 +38,7 @@ def the_pool() -> Pool:
     global _pool
     with _making:
         if _pool is None or _pool.closed or not _pool.here:
-            _pool = Pool(Host(free_port=local._free_host_port), recycle=_recycles())
+            _pool = Pool(Host(free_port=local._free_host_port, limits=given_limits()), recycle=_recycles())
             verdicts.listen(_pool.tell)
         return _pool
 
