@@ -30,6 +30,14 @@ for address in (("127.0.0.1", 8077), ("10.200.0.1", 8077)):
     except OSError:
         print("refused", *address)
 """
+TRY_PORT = """
+import socket, sys
+try:
+    socket.create_connection((sys.argv[1], int(sys.argv[2])), timeout=10)
+    print("reached")
+except OSError:
+    print("refused")
+"""
 
 
 class Stack:
@@ -149,6 +157,35 @@ def test_a_killed_sandbox_host_comes_back_for_the_trainer_that_is_there(stack: S
 
     try:
         assert stack.in_trainer("python", "-c", READ_PORT).strip() == "200"
+    finally:
+        stack.in_trainer("docker", "rm", "--force", "web")
+
+
+@pytest.fixture
+def neighbour() -> Iterator[str]:
+    """The address of a container outside of the stack that serves port 8000 to the machine's own network."""
+    serve = ("run", "--detach", "--rm", "agentenv-tinker:latest", "python", "-m", "http.server")
+    [container] = listed(*serve)
+    try:
+        [address] = listed("inspect", "--format", "{{.NetworkSettings.IPAddress}}", container)
+        yield address
+    finally:
+        listed("rm", "--force", container)
+
+
+@pytest.mark.parametrize(("network", "told"), [("off", "refused"), ("on", "reached")])
+def test_a_sandbox_reaches_what_is_outside_only_with_the_network_on(
+    stack: Stack, neighbour: str, network: str, told: str
+) -> None:
+    """With it off its published port answers nevertheless; it is on again for a sandbox host that comes after."""
+    stack.environment["SANDBOX_NETWORK"] = network
+    stack.up()
+    stack.in_trainer("docker", *SERVE, "python", "-m", "http.server")
+
+    try:
+        assert stack.in_trainer("python", "-c", READ_PORT).strip() == "200"
+        tried = stack.in_trainer("docker", "exec", "web", "python", "-c", TRY_PORT, neighbour, "8000")
+        assert tried.strip() == told
     finally:
         stack.in_trainer("docker", "rm", "--force", "web")
 

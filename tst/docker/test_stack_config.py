@@ -74,6 +74,19 @@ def test_no_service_is_privileged_and_each_has_the_fewest_capabilities() -> None
     }
 
 
+def test_every_service_is_bounded_in_memory_and_processes() -> None:
+    """Each bound has a default, and a variable where a run may need more."""
+    bounds = {name: (service["mem_limit"], service["pids_limit"]) for name, service in services().items()}
+
+    assert bounds == {
+        "loopback": (str(64 << 20), 16),
+        "sandboxes": (str(16 << 30), 16384),
+        "tinker": (str(16 << 30), 1024),
+        "trainer": (str(8 << 30), 4096),
+    }
+    assert services(TRAINER_MEMORY="1g", TRAINER_PIDS="99")["trainer"]["mem_limit"] == str(1 << 30)
+
+
 def test_no_service_publishes_a_port_or_mounts_the_hosts_docker_socket() -> None:
     """From the host comes the runs folder alone, and no port is open to it."""
     configured = services()
