@@ -31,7 +31,9 @@ class PlayConfig:
     max_tokens: Annotated[int, "Tokens that the model may write in one message."] = 128
     max_trajectory_tokens: Annotated[int, "Tokens that a rollout may hold, the next message's included."] = 8192
     max_turn_messages: Annotated[int, "Messages that the model may write in one turn."] = 4
-    max_concurrent_episodes: Annotated[int, "Episodes under way at once."] = 8
+    max_concurrent_episodes: Annotated[
+        int, "Episodes under way at once; in each rollout worker, where there are any."
+    ] = 8
     sandbox: Annotated[str, "The framework's sandbox provider; `pool` keeps env containers warm."] = "pool"
 
     def __post_init__(self) -> None:
@@ -130,13 +132,24 @@ class RunConfig(WarmStartConfig, MeasureConfig):
     steps: Annotated[int, "Training steps."] = 3
     groups_per_batch: Annotated[int, "Groups in a training step; a group plays one task."] = 4
     group_size: Annotated[int, "Rollouts in a group."] = 4
+    rollout_workers: Annotated[
+        int, "Processes that play the groups, one group each at a time; 0 for the trainer's."
+    ] = 0
+    sandbox_hosts: Annotated[
+        tuple[str, ...], "A sandbox host for the workers, as DOCKER_HOST names it; give it once for each, used in turn."
+    ] = ()
+    ray: Annotated[str, "A Ray cluster to play the groups on: its address, `auto`, or `local`; empty for none."] = ""
     learning_rate: Annotated[float, "The optimizer's learning rate."] = 5e-4
     temperature: Annotated[float, "The temperature of the training rollouts."] = 1.0
 
     def __post_init__(self) -> None:
         super().__post_init__()
         self._at_least(1, "steps", "groups_per_batch", "group_size")
-        self._at_least(0, "eval_every", "save_every")
+        self._at_least(0, "eval_every", "save_every", "rollout_workers")
+        if self.ray and self.rollout_workers:
+            raise ConfigError("choose either rollout_workers or ray")
+        if self.sandbox_hosts and not self.rollout_workers:
+            raise ConfigError("sandbox_hosts are for rollout_workers: set how many")
         self._above_0("learning_rate", "temperature")
 
 

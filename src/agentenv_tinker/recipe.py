@@ -85,7 +85,8 @@ def _value(path: Path, name: str, value: Any, kinds: Mapping[str, Any]) -> Any:
     if get_origin(kind) is tuple:
         if isinstance(value, list) and all(_is(each, get_args(kind)[0]) for each in value):
             return tuple(value)
-        raise ConfigError(f"{where}: {name} must be a list of numbers, not {json.dumps(value, default=str)}")
+        said = {float: "numbers", str: "texts"}[get_args(kind)[0]]
+        raise ConfigError(f"{where}: {name} must be a list of {said}, not {json.dumps(value, default=str)}")
     if not _is(value, kind):
         said = {int: "a whole number", float: "a number", str: "a text", bool: "true or false"}[kind]
         raise ConfigError(f"{where}: {name} must be {said}, not {json.dumps(value, default=str)}")

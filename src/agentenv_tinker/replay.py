@@ -25,6 +25,7 @@ from agentenv_tinker.demonstrations import DemonstratedCall, DemonstratedTurn, D
 from agentenv_tinker.errors import BundleError, EpisodeFailedError
 from agentenv_tinker.rollout import RolloutEnv
 
+_TRIES = 3  # of a demonstration whose episode fails, as rollouts that fail are tried again
 PART = "warm-start"  # of the run group that replayed episodes are filed under
 
 
@@ -127,6 +128,15 @@ async def replay(
 
 
 async def _replayed(demonstration: Demonstration, settings: PlaySettings, split: str, index: int) -> Replayed:
+    """What replaying `demonstration` came to, tried again where it failed."""
+    for _ in range(_TRIES):
+        replayed = await _replayed_once(demonstration, settings, split, index)
+        if replayed.reward is not None:
+            break
+    return replayed
+
+
+async def _replayed_once(demonstration: Demonstration, settings: PlaySettings, split: str, index: int) -> Replayed:
     group = EpisodeGroupBuilder(settings, split, index=index, size=1, part=PART, step=0)
     line = demonstration_line(demonstration)
     try:

@@ -20,7 +20,7 @@ from tinker_cookbook.rl import train as rl_train
 from agentenv_tinker.bundle import Playable
 from agentenv_tinker.config import RunConfig, WarmStartConfig
 from agentenv_tinker.dataset import AgentEnvDatasetBuilder
-from agentenv_tinker.errors import TrainingError, boundary, described
+from agentenv_tinker.errors import ConfigError, TrainingError, boundary, described
 from agentenv_tinker.evaluation import Evaluation
 from agentenv_tinker.playing import evaluate, recorded_evaluations
 from agentenv_tinker.preparation import Splits, held_out, prepared, train_split
@@ -35,6 +35,7 @@ from agentenv_tinker.resuming import (
     rewind,
 )
 from agentenv_tinker.warm_start import WarmStart, given_checkpoint, warm_start
+from agentenv_tinker.workers import rollout_executor
 
 _STATE_SECONDS = 30 * 24 * 3600  # a state that its run no longer needs is deleted by it; this is for what a kill left
 
@@ -186,7 +187,10 @@ async def _trained(
 ) -> Trained:
     say(f"training: {config.steps} steps of {config.groups_per_batch} x {config.group_size} rollouts")
     for part in _parts(config, _cookbook_config(config, dataset, start)):
-        await rl_train.main(part)
+        async with rollout_executor(
+            config.rollout_workers, config.ray, hosts=config.sandbox_hosts, log=config.folder / "console.log"
+        ) as executor:
+            await rl_train.main(part, rollout_executor=executor)
     _check_steps(config)
     recorded = await asyncio.to_thread(
         recorded_evaluations,
@@ -203,7 +207,8 @@ async def _trained(
     if checkpoint is None or checkpoint.sampler_path is None or checkpoint.state_path is None:
         raise TrainingError(f"the cookbook left no final checkpoint in {config.folder}")
     say("evaluating the final checkpoint")
-    after = await _evaluation(config, dataset, checkpoint=checkpoint.sampler_path, label="final", step=config.steps)
+    with boundary(TrainingError, "the final evaluation stopped", ConfigError):  # the service lost it, or went away
+        after = await _evaluation(config, dataset, checkpoint=checkpoint.sampler_path, label="final", step=config.steps)
     say(f"final evaluation: {after.line}")
     adapter = await _downloaded(checkpoint.state_path, config.folder / "checkpoints" / "final", say)
     trained = Trained(base, before, after, config.folder, checkpoint.sampler_path, adapter)
