@@ -43,6 +43,6 @@ def test_settings_are_saved_as_json_values() -> None:
     """Every setting is there, as a plain value that JSON holds."""
     saved = RunConfig(bundle="b", run="r", runs=Path("x"), above=(0.2,)).to_dict()
 
-    assert json.loads(json.dumps(saved)) == {**saved, "above": [0.2]}
+    assert json.loads(json.dumps(saved)) == {**saved, "above": [0.2], "sandbox_hosts": []}
     assert saved.keys() == {setting.name for setting in dataclasses.fields(RunConfig)}
     assert (saved["bundle"], saved["runs"], saved["steps"]) == ("b", "x", 3)
