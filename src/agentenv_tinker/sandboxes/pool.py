@@ -91,9 +91,9 @@ class Pool:
             lease.shelf.out -= 1
             lease.shelf.coming += 1
             if lease.went_well is None and self._may_serve_again(lease) and verdicts.expected():
-                timer = threading.Timer(_VERDICT_SECONDS, self.tell, (lease_id, False))
-                timer.daemon = True
-                timer.start()
+                lease.patience = threading.Timer(_VERDICT_SECONDS, self.tell, (lease_id, False))
+                lease.patience.daemon = True
+                lease.patience.start()
             else:
                 self._decide(lease)
 
@@ -104,6 +104,8 @@ class Pool:
             if lease is None or lease.went_well is not None:
                 return
             lease.went_well = went_well
+            if lease.patience is not None:
+                lease.patience.cancel()
             if lease.released:
                 self._decide(lease)
 

@@ -5,6 +5,7 @@ Every method is called with the pool's lock held.
 
 from __future__ import annotations
 
+import threading
 import time
 from collections import deque
 from concurrent.futures import Future
@@ -40,6 +41,8 @@ class Lease:
     """Whether the episode gave it back."""
     went_well: bool | None = None
     """How the episode went, once that is known."""
+    patience: threading.Timer | None = None
+    """Ends the wait for that, where it is awaited."""
 
 
 @dataclass(eq=False)
