@@ -38,7 +38,7 @@ RUN --mount=type=bind,source=wheels,target=/build/wheels \
  && pip uninstall --yes --quiet --root-user-action ignore uv
 # Volumes take these modes over when they are first mounted: any user's process may keep its files there.
 RUN mkdir -m 1777 /work /work/home /work/sandboxes && mkdir /runs /run/sandboxes
-COPY --chmod=755 stack/as-caller stack/sandboxes /usr/local/bin/
+COPY --chmod=755 stack/as-caller stack/healthy stack/sandboxes /usr/local/bin/
 RUN --mount=type=bind,source=src,target=/build/src \
     --mount=type=bind,source=pyproject.toml,target=/build/pyproject.toml \
     --mount=type=bind,source=README.md,target=/build/README.md \
@@ -50,6 +50,8 @@ ENV SSL_CERT_FILE= \
     SSL_CERT_DIR=/etc/ssl/certs
 WORKDIR /
 CMD ["agentenv-tinker", "--help"]
+HEALTHCHECK --interval=10s --timeout=10s --start-period=10s --retries=3 CMD ["healthy"]
 LABEL org.opencontainers.image.title="agentenv-tinker" \
       org.opencontainers.image.description="Train a language model with Tinker on the tasks of an AgentEnv bundle" \
-      org.opencontainers.image.licenses="Apache-2.0"
+      org.opencontainers.image.licenses="Apache-2.0" \
+      org.opencontainers.image.base.name="docker.io/library/python:3.11-slim-trixie"

@@ -19,6 +19,7 @@ SANDBOX_NETWORK ?=#          off keeps the environments from every network, in b
 SANDBOX_MEMORY ?=#           memory of one environment; empty for 2g
 SANDBOX_CPUS ?=#             CPUs of one environment; empty for 2
 SANDBOX_PIDS ?=#             processes of one environment; empty for 1024
+IMAGES ?=#                   images for `make sandbox-images`, by name
 CHECKPOINT ?=#               weights for `make eval`: a run's folder or a tinker:// path; empty for the base model
 SPLIT ?=#                    split for `make eval`; empty for held_out
 FIRST ?=#                    evaluation for `make compare`: the folder of a `make eval`, or an evaluation's file
@@ -29,7 +30,7 @@ PYTHON ?= python3#           Python >= 3.11 for the tests
 V ?=#                        1 shows what every command says
 
 VARIABLES := BUNDLE MODEL STEPS RUN GROUPS GROUP_SIZE EVAL_TASKS MAX_TOKENS LEARNING_RATE SEED RECIPE QUICK FROM RECYCLE \
-  SANDBOX_NETWORK SANDBOX_MEMORY SANDBOX_CPUS SANDBOX_PIDS \
+  SANDBOX_NETWORK SANDBOX_MEMORY SANDBOX_CPUS SANDBOX_PIDS IMAGES EXTRA_CA_CERTS \
   CHECKPOINT SPLIT FIRST SECOND ARGS PORT PYTHON V
 UNKNOWN := $(filter-out $(VARIABLES) TINKER_API_KEY TINKER_BASE_URL,\
   $(foreach name,$(.VARIABLES),$(if $(findstring command line,$(origin $(name))),$(name))))
@@ -55,7 +56,7 @@ EVAL_OPTIONS = $(call option,--model,MODEL) $(call option,--run,RUN) $(call opti
 TOX := .venv/bin/tox -q run -e
 
 .NOTPARALLEL:
-.PHONY: help check train resume warm-start eval compare up down logs shell image base-image serve test unit tinker-test service-test docker-test e2e lint types \
+.PHONY: help check train resume warm-start eval compare up explorer down logs shell image sandbox-images base-image serve test unit tinker-test service-test docker-test e2e lint types \
   pins clean prune bundle docker runs
 
 help: ## List the targets and variables
@@ -89,6 +90,11 @@ compare: image ## Compare two evaluations under runs/, FIRST and SECOND, task by
 up: image runs ## Bring the stack up, healthy and idle
 	$(PHASE) up "Bringing the stack up" docker compose up --detach --wait --wait-timeout 600
 
+explorer: image ## Show the episodes of RUN in the framework's explorer, on 127.0.0.1:8234, until `make down`
+	@[ -n '$(RUN)' ] && [ -f 'runs/$(RUN)/records/config.toml' ] || { echo "there are no records of a run in runs/$(RUN): name one with RUN=" >&2; exit 2; }
+	@RUN='$(RUN)' stack/phase explorer "Bringing the explorer up" docker compose up --detach --wait --wait-timeout 120 explorer
+	@echo "The episodes of runs/$(RUN): http://127.0.0.1:8234 (until \`make down\`)"
+
 down: ## Stop the stack and remove its containers and volumes: runs/ stays
 	$(PHASE) down "Taking the stack down" docker compose --profile '*' down --volumes --remove-orphans
 
@@ -108,6 +114,9 @@ image: docker ## Build the image
 	  ADVICE='no image registry serves it here: make a stand-in with `make base-image`, then go on; the log has the reason' \
 	  stack/phase base "Fetching $(BASE)" docker pull $(BASE)
 	$(PHASE) image "Building the image" docker compose build
+
+sandbox-images: up ## Load IMAGES of this machine's Docker into the sandbox host, for environments to start from
+	@stack/sandbox-images $(IMAGES)
 
 base-image: docker ## Make a stand-in for python:3.11-slim-trixie, where no image registry can be reached
 	$(PHASE) base-image "Building a stand-in for $(BASE)" stack/base-image $(BASE)

@@ -87,6 +87,16 @@ def test_every_service_is_bounded_in_memory_and_processes() -> None:
     assert services(TRAINER_MEMORY="1g", TRAINER_PIDS="99")["trainer"]["mem_limit"] == str(1 << 30)
 
 
+def test_the_explorer_has_no_key_and_no_daemon() -> None:
+    """It comes with its profile alone, as the caller, and mounts the runs."""
+    explorer = services(COMPOSE_PROFILES="explorer", TINKER_API_KEY="tml-secret", RUN="first")["explorer"]
+
+    assert [mount["target"] for mount in explorer["volumes"]] == ["/runs"]
+    assert told(explorer, "DOCKER_") == told(explorer, "TINKER_") == {}
+    assert explorer["environment"]["XDG_STATE_HOME"] == "/runs/first/records"
+    assert (explorer["cap_drop"], explorer.get("ports")) == (["ALL"], None)
+
+
 def test_no_service_publishes_a_port_or_mounts_the_hosts_docker_socket() -> None:
     """From the host comes the runs folder alone, and no port is open to it."""
     configured = services()
