@@ -180,7 +180,8 @@ class Pool:
             self._shelve(shelf, Warm(container, fresh))
 
     def _start_failed(self, shelf: Shelf, error: Exception) -> None:
-        logger.warning("%s", described(error))
+        if not self.closed:
+            logger.warning("%s", described(error))
         with self._lock:
             shelf.starting -= 1
             shelf.start_failed()
