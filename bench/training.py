@@ -4,11 +4,13 @@
 
 The data are shaped like reinforcement learning's: 16 trajectories of 4 groups, each group sharing its prompt. Both
 sides run in turn, in one process, on the same data, rank and loss. Then the service itself is started, samples, and its
-health is asked for while it trains; it fails if the service took more memory than MOST_GIB while it trained.
+health is asked for while it trains; then it is left alone with its client for IDLE_SECONDS. The bench fails if the
+service took more memory than MOST_GIB while it trained.
 """
 
 import argparse
 import logging
+import os
 import re
 import statistics
 import subprocess
@@ -36,6 +38,7 @@ PROMPT_TOKENS = 390
 TRAINED_TOKENS = 60
 RANK = 32
 MOST_GIB = 2.5
+IDLE_SECONDS = 20
 
 
 def main() -> int:
@@ -157,10 +160,20 @@ def measure_service(model: str, data: list[Datum]) -> float:
         passed.result()
         run.optim_step(types.AdamParams(learning_rate=1e-6)).result()
         (peak,) = re.findall(r"VmHWM:\s+(\d+) kB", Path(f"/proc/{process.pid}/status").read_text())
+        busy = cpu_seconds(process.pid)
+        time.sleep(IDLE_SECONDS)
+        busy = cpu_seconds(process.pid) - busy
         process.stdin.close()
         process.wait(20)
     print(f"health during a pass: median {1000 * statistics.median(answers):.1f} ms of {len(answers)} answers")
+    print(f"CPU of the idle service: {busy:.2f} s in {IDLE_SECONDS} s, its client's heartbeats included")
     return int(peak) / (1 << 20)
+
+
+def cpu_seconds(pid: int) -> float:
+    """Return the CPU time that a process has had."""
+    user, system = Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()[11:13]
+    return (int(user) + int(system)) / os.sysconf("SC_CLK_TCK")
 
 
 def sdk_datum(datum: Datum) -> types.Datum:

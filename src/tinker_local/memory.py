@@ -5,7 +5,9 @@ from typing import Any
 
 # Numbers of <malloc.h>.
 _MMAP_THRESHOLD, _ARENA_MAX = -3, -8
-_LARGE = 4 << 20  # blocks of this size or above go back to the system when they are freed
+# Blocks of this size or above go back to the system when they are freed. A row's activations in the default model are
+# of 1.4 and 3.8 MB: below the threshold they leave the heap full of holes, 300 MB more at the peak of a pass.
+_LARGE = 1 << 20
 
 
 def return_freed() -> None:

@@ -28,7 +28,7 @@ from tinker_local.weights import BaseModel
 # Tinker's adapters scale by alpha / rank with this alpha at every rank, so that the best learning rate does not
 # depend on the rank (the LoRA primer of its documentation).
 LORA_ALPHA = 32
-_ACTIVATION_BYTES = 384 << 20  # of a row's pass; what is above is computed again in the backward pass
+_ACTIVATION_BYTES = 256 << 20  # of a row's pass; what is above is computed again in the backward pass
 _PROBE = "The service computes this sentence in two ways, which must agree before it serves the model."
 _PREFIX = "base_model.model."  # what PEFT's files put before a module's path
 
