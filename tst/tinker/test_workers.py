@@ -11,7 +11,7 @@ from stand_in.model import register
 from test_training import bundle, filed, rewards, stand_in_service, trained  # noqa: F401
 
 from agentenv_tinker.errors import EpisodeFailedError
-from agentenv_tinker.workers import TRIES, WorkerPool
+from agentenv_tinker.workers import TRIES, RayWorkers, WorkerPool
 
 
 @pytest.fixture
@@ -100,3 +100,18 @@ async def test_workers_train_on_the_same_rewards(bundle, tmp_path):  # noqa: F81
 
     assert rewards(tmp_path / "workers") == rewards(tmp_path / "here")
     assert filed("ours-workers") == filed("ours-here")
+
+
+@pytest.fixture(scope="module")
+def ray():
+    workers = RayWorkers("local")
+    yield workers
+    workers.shutdown()
+
+
+def test_a_ray_cluster_plays_groups_and_plays_those_of_a_dead_worker_anew(ray, tmp_path):
+    """As the processes of this machine do, and an error is the group's own."""
+    assert ray.submit(abs, -1).result(300) == 1
+    assert ray.submit(die_once, tmp_path / "mark").result(300) == "played"
+    with pytest.raises(EpisodeFailedError, match="the verifier broke"):
+        ray.submit(fail).result(300)
