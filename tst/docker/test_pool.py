@@ -288,7 +288,7 @@ async def kill_at_random(seed, stop, results):
             await asyncio.sleep(chance.uniform(0.3, 1.5))
             if 3 * killed > len(results):
                 continue
-            up = await asyncio.to_thread(client.containers.list, filters={"label": mine(client)})
+            up = await asyncio.to_thread(client.containers.list, filters={"label": mine(client)}, ignore_removed=True)
             if up:
                 try:
                     await asyncio.to_thread(chance.choice(up).kill)
