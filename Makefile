@@ -56,7 +56,7 @@ EVAL_OPTIONS = $(call option,--model,MODEL) $(call option,--run,RUN) $(call opti
 TOX := .venv/bin/tox -q run -e
 
 .NOTPARALLEL:
-.PHONY: help check train resume warm-start eval compare up explorer down logs shell image sandbox-images base-image serve test unit tinker-test service-test docker-test e2e lint types \
+.PHONY: help check train resume warm-start eval compare up explorer down logs shell image sandbox-images base-image serve test unit tinker-test service-test docker-test e2e bench lint types \
   pins clean prune bundle docker runs
 
 help: ## List the targets and variables
@@ -138,6 +138,9 @@ docker-test: .venv image ## Run the tests that need Docker: environments and the
 
 e2e: .venv image ## Run the tests of the whole path
 	@$(TOX) e2e
+
+bench: .venv ## Measure the service's sampling, or what ARGS names: `make bench ARGS=bench/pool.py`
+	@$(TOX) bench $(if $(ARGS),-- $(ARGS))
 
 lint: .venv ## Check style
 	@$(TOX) lint
