@@ -128,9 +128,10 @@ def _splits(config: RunConfig, say: Say) -> Splits:
 
     def chosen(dataset: AgentEnvDatasetBuilder, bundle: Playable) -> AgentEnvDatasetBuilder:
         split = train_split(config, bundle)
+        tasks = len(bundle.split(split))
         dataset = held_out(config, dataset, bundle, option="--eval-split")
         assert dataset.test_split is not None
-        tasks, held = len(bundle.split(split)), len(bundle.split(dataset.test_split))
+        held = len(bundle.split(dataset.test_split))
         on = f"{tasks} tasks to train on ({split}), {held} held out ({dataset.test_split})"
         say(f"bundle: {config.bundle}, {on}")
         return chz.replace(

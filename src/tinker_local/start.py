@@ -16,8 +16,8 @@ def open_service(model: str, data: Path, *, key: str | None, progress: Progress)
 
     Raises StartupError if the model or the folder can't be used.
     """
-    store = Store(data)
     base = weights.load(model, progress=progress)
+    store = Store(data)  # only now: a model that can't be served leaves no folder behind
     language_model = LanguageModel(base)
     folder = _write_tokenizer(data, base.tokenizer_files)
     served = Served(
