@@ -35,11 +35,12 @@ def quiet_console(log: Path) -> Iterator[None]:
 
 
 @contextlib.asynccontextmanager
-async def told(folder: Path, *, steps: int, say: Say) -> AsyncIterator[None]:
-    """Tell of each of the `steps` training steps as its metrics arrive in `folder`, for the block."""
+async def told(folder: Path, *, steps: int, say: Say, episodes: bool = True) -> AsyncIterator[None]:
+    """Tell of each of the `steps` training steps as its metrics arrive in `folder`, for the block; and of the episodes
+    now and then, unless it is within a block that does."""
     metrics = folder / "metrics.jsonl"
     known = len(await asyncio.to_thread(_lines, metrics))  # those of an earlier try, where this one goes on
-    telling = asyncio.create_task(_tell(metrics, steps, known, say))
+    telling = asyncio.create_task(_tell(metrics, steps, known, say, episodes=episodes))
     try:
         yield
     finally:
@@ -48,7 +49,7 @@ async def told(folder: Path, *, steps: int, say: Say) -> AsyncIterator[None]:
             await telling
 
 
-async def _tell(metrics: Path, steps: int, seen: int, say: Say) -> None:
+async def _tell(metrics: Path, steps: int, seen: int, say: Say, *, episodes: bool) -> None:
     quiet_since, last = asyncio.get_running_loop().time(), episodes_played()
     while True:
         await asyncio.sleep(_LOOK_SECONDS)
@@ -58,7 +59,7 @@ async def _tell(metrics: Path, steps: int, seen: int, say: Say) -> None:
         now, played = asyncio.get_running_loop().time(), episodes_played()
         if len(lines) > seen:
             seen, quiet_since, last = len(lines), now, played
-        elif played != last and now - quiet_since > _EPISODES_SECONDS:
+        elif episodes and played != last and now - quiet_since > _EPISODES_SECONDS:
             say(f"episodes: {played[0]} played, {played[1]} under way")
             quiet_since, last = now, played
 

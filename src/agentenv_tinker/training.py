@@ -90,9 +90,9 @@ async def _run(config: RunConfig, dataset: AgentEnvDatasetBuilder, say: Say) -> 
     async with contextlib.AsyncExitStack() as stack:
         stack.enter_context(_training_stopped())
         stack.enter_context(_told_how_to_go_on(config, say))
+        await stack.enter_async_context(told(config.folder, steps=config.steps, say=say))
         base = await _base_evaluation(config, dataset, say)
         start = await _start(config, dataset, say)
-        await stack.enter_async_context(told(config.folder, steps=config.steps, say=say))
         return await _trained(config, dataset, start, base, say)
 
 

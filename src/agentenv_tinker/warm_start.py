@@ -89,7 +89,7 @@ async def warm_start(config: WarmStartConfig, dataset: AgentEnvDatasetBuilder, *
     await asyncio.to_thread(_set_resume_point, folder)
     builder = await _examples(config, dataset, folder, say)
     say(f"warm start: {config.warm_start_steps} steps of {config.warm_start_batch} demonstrations")
-    async with told(folder, steps=config.warm_start_steps, say=say):
+    async with told(folder, steps=config.warm_start_steps, say=say, episodes=False):
         await supervised_train.main(_cookbook_config(config, dataset, builder, folder))
     if (done := await _done(folder)) is None:
         raise TrainingError(f"the cookbook left no final checkpoint in {folder}")
