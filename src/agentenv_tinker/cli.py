@@ -11,7 +11,7 @@ import os
 import signal
 import sys
 import time
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Coroutine, Mapping
 from pathlib import Path
 from types import FrameType
 from typing import TYPE_CHECKING, Any, TypeVar, get_args, get_origin, get_type_hints
@@ -29,6 +29,7 @@ if TYPE_CHECKING:
     from agentenv_tinker.training import Trained
 
 _Config = TypeVar("_Config", bound=PlayConfig)
+_Result = TypeVar("_Result")
 _NAMES = {"checkpoint": "from"}  # options that are not called as their setting is
 _EVAL_NAMES = {**_NAMES, "eval_split": "split", "eval_tasks": "tasks", "eval_temperature": "temperature"}
 
@@ -90,7 +91,7 @@ def train(bundle: str, recipe: str, **options: Any) -> None:
     from agentenv_tinker.training import train as run
 
     config = _config(RunConfig, bundle, recipe, options)
-    _tell(asyncio.run(run(config, say=_progress())))
+    _tell(_run(run(config, say=_progress())))
 
 
 @cli.command()
@@ -99,7 +100,7 @@ def resume(folder: Path) -> None:
     """Go on with the interrupted training run in FOLDER, with its own settings, from the last state that it saved."""
     from agentenv_tinker.training import resume as run
 
-    _tell(asyncio.run(run(folder, say=_progress())))
+    _tell(_run(run(folder, say=_progress())))
 
 
 def _tell(trained: Trained) -> None:
@@ -122,7 +123,7 @@ def warm_start(bundle: str, recipe: str, **options: Any) -> None:
     from agentenv_tinker.training import warm_started
 
     config = _config(WarmStartConfig, bundle, recipe, options)
-    started = asyncio.run(warm_started(config, say=_progress()))
+    started = _run(warm_started(config, say=_progress()))
     click.echo(f"warm start: {started.folder}")
     click.echo(f"to train:   agentenv-tinker train {bundle} --from {started.state_path}")
     click.echo(f"to play:    agentenv-tinker eval {bundle} --from {started.sampler_path}")
@@ -169,7 +170,7 @@ def evaluate(bundle: str, recipe: str, **options: Any) -> None:
     from agentenv_tinker.playing import evaluated
 
     config = _config(EvalConfig, bundle, recipe, options)
-    click.echo(evaluation_table(asyncio.run(evaluated(config, say=_progress()))))
+    click.echo(evaluation_table(_run(evaluated(config, say=_progress()))))
     click.echo(f"\nevaluation: {config.folder / 'evaluation.json'}")
 
 
@@ -198,6 +199,18 @@ def serve(options: tuple[str, ...]) -> None:
     from tinker_local.__main__ import main as serve_local
 
     sys.exit(serve_local(list(options)))
+
+
+def _run(running: Coroutine[Any, Any, _Result]) -> _Result:
+    with asyncio.Runner() as runner:
+        runner.get_loop().set_exception_handler(_unheard)
+        return runner.run(running)
+
+
+def _unheard(loop: asyncio.AbstractEventLoop, context: dict[str, Any]) -> None:
+    """Say nothing of an episode that failed where nobody waits for it any more, as after a Ctrl-C."""
+    if not isinstance(context.get("exception"), EpisodeFailedError):
+        loop.default_exception_handler(context)
 
 
 def _progress() -> Callable[[str], None]:
