@@ -18,7 +18,7 @@ from agent_env.task import EpisodeSpec
 
 REPOSITORY = Path(__file__).resolve().parents[2]
 GRIDSIM = REPOSITORY / "bundles" / "gridsim"
-EVAL_TASKS = 20
+EVAL_TASKS = 16
 STEPS = 2
 
 
