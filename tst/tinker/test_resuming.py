@@ -64,6 +64,8 @@ class Rest(service.RestClient):
     async def delete_checkpoint_from_tinker_path_async(self, path):
         del Training.saved[path]
 
+    delete_checkpoint_from_tinker_path = delete_checkpoint_from_tinker_path_async
+
 
 class Service(service.ServiceClient):
     def create_rest_client(self):
@@ -74,6 +76,10 @@ class Service(service.ServiceClient):
 
     async def create_training_client_from_state_with_optimizer_async(self, path, **_):
         return Training(Training.saved[path])
+
+    # as the cookbook calls them since 0.6
+    create_lora_training_client = create_lora_training_client_async
+    create_training_client_from_state_with_optimizer = create_training_client_from_state_with_optimizer_async
 
 
 @pytest.fixture(autouse=True)

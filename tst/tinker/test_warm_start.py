@@ -163,6 +163,10 @@ class Service(service.ServiceClient):
     async def create_training_client_from_state_with_optimizer_async(self, path, **_):
         return Training(Training.saved[path])
 
+    # as the cookbook calls them since 0.6
+    create_lora_training_client = create_lora_training_client_async
+    create_training_client_from_state_with_optimizer = create_training_client_from_state_with_optimizer_async
+
 
 @pytest.fixture
 def stand_in_service(monkeypatch):
