@@ -6,9 +6,11 @@ RUN update-ca-certificates >/dev/null
 
 # A stage of its own: the next one is rebuilt when the dependencies change, not when anything else in pyproject.toml does.
 FROM base AS requirements
+ARG EXTRAS=
 RUN --mount=type=bind,source=pyproject.toml,target=/pyproject.toml \
-    python -c "import tomllib; print(*tomllib.load(open('/pyproject.toml', 'rb'))['project']['dependencies'], sep='\n')" \
-    > /requirements.txt
+    python -c "import sys, tomllib; project = tomllib.load(open('/pyproject.toml', 'rb'))['project']; \
+wanted = [project['optional-dependencies'][name] for name in sys.argv[1:]]; \
+print(*project['dependencies'], *sum(wanted, []), sep='\n')" $EXTRAS > /requirements.txt
 
 FROM base AS agentenv-tinker
 ENV SSL_CERT_FILE=/etc/ssl/certs/ca-certificates.crt \

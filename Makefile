@@ -25,18 +25,19 @@ SPLIT ?=#                    split for `make eval`; empty for held_out
 FIRST ?=#                    evaluation for `make compare`: the folder of a `make eval`, or an evaluation's file
 SECOND ?=#                   the one that is compared with it
 ARGS ?=#                     further options, as they are
+EXTRAS ?=#                   extras of the package that the image has too: ray, wandb
 PORT ?= 8077#                port of `make serve` on 127.0.0.1
 PYTHON ?= python3#           Python >= 3.11 for the tests
 V ?=#                        1 shows what every command says
 
 VARIABLES := BUNDLE MODEL STEPS RUN GROUPS GROUP_SIZE EVAL_TASKS MAX_TOKENS LEARNING_RATE SEED RECIPE QUICK FROM RECYCLE \
-  SANDBOX_NETWORK SANDBOX_MEMORY SANDBOX_CPUS SANDBOX_PIDS IMAGES EXTRA_CA_CERTS \
+  SANDBOX_NETWORK SANDBOX_MEMORY SANDBOX_CPUS SANDBOX_PIDS IMAGES EXTRA_CA_CERTS EXTRAS \
   CHECKPOINT SPLIT FIRST SECOND ARGS PORT PYTHON V
 UNKNOWN := $(filter-out $(VARIABLES) TINKER_API_KEY TINKER_BASE_URL,\
   $(foreach name,$(.VARIABLES),$(if $(findstring command line,$(origin $(name))),$(name))))
 $(if $(strip $(UNKNOWN)),$(error unknown variable $(strip $(UNKNOWN)): `make` lists the known ones))
 
-export V RECYCLE SANDBOX_NETWORK SANDBOX_MEMORY SANDBOX_CPUS SANDBOX_PIDS
+export V EXTRAS RECYCLE SANDBOX_NETWORK SANDBOX_MEMORY SANDBOX_CPUS SANDBOX_PIDS
 export UID_GID := $(shell id -u):$(shell id -g)
 BASE := python:3.11-slim-trixie
 BUNDLE_PATH := $(abspath $(BUNDLE))
@@ -56,7 +57,7 @@ EVAL_OPTIONS = $(call option,--model,MODEL) $(call option,--run,RUN) $(call opti
 TOX := .venv/bin/tox -q run -e
 
 .NOTPARALLEL:
-.PHONY: help check train resume warm-start eval compare up explorer down logs shell image sandbox-images base-image serve test unit tinker-test service-test docker-test e2e bench lint types \
+.PHONY: help check train resume warm-start eval compare report up explorer down logs shell image sandbox-images base-image serve test unit tinker-test service-test docker-test e2e bench lint types \
   pins clean prune bundle docker runs
 
 help: ## List the targets and variables
@@ -82,6 +83,10 @@ warm-start: bundle up ## Teach the model BUNDLE's demonstrations, for `make trai
 eval: bundle up ## Play a split of BUNDLE with the base model or CHECKPOINT: what it earns, under runs/
 	@stack/attached --volume '$(BUNDLE_PATH):/bundles/$(notdir $(BUNDLE_PATH)):ro' trainer \
 	  agentenv-tinker eval 'bundles/$(notdir $(BUNDLE_PATH))' $(EVAL_OPTIONS)
+
+report: image ## Write the page of RUN anew: runs/RUN/report.html
+	@docker run --rm --user $(UID_GID) --volume '$(CURDIR)/runs:/runs' --workdir / --env HOME=/tmp --network none \
+	  agentenv-tinker:latest agentenv-tinker report 'runs/$(RUN)'
 
 compare: image ## Compare two evaluations under runs/, FIRST and SECOND, task by task
 	@docker run --rm --user $(UID_GID) --volume '$(CURDIR)/runs:/runs:ro' --workdir / \

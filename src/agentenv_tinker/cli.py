@@ -10,7 +10,6 @@ import dataclasses
 import os
 import signal
 import sys
-import time
 from collections.abc import Callable, Coroutine, Mapping
 from pathlib import Path
 from types import FrameType
@@ -26,6 +25,7 @@ from agentenv_tinker.recipe import configured, find_recipe
 from agentenv_tinker.tables import comparison_table, evaluation_table
 
 if TYPE_CHECKING:
+    from agentenv_tinker.progress import Say
     from agentenv_tinker.training import Trained
 
 _Config = TypeVar("_Config", bound=PlayConfig)
@@ -91,7 +91,7 @@ def train(bundle: str, recipe: str, **options: Any) -> None:
     from agentenv_tinker.training import train as run
 
     config = _config(RunConfig, bundle, recipe, options)
-    _tell(_run(run(config, say=_progress())))
+    _tell(_run(config.folder, lambda say: run(config, say=say)))
 
 
 @cli.command()
@@ -100,7 +100,7 @@ def resume(folder: Path) -> None:
     """Go on with the interrupted training run in FOLDER, with its own settings, from the last state that it saved."""
     from agentenv_tinker.training import resume as run
 
-    _tell(_run(run(folder, say=_progress())))
+    _tell(_run(folder, lambda say: run(folder, say=say)))
 
 
 def _tell(trained: Trained) -> None:
@@ -108,6 +108,7 @@ def _tell(trained: Trained) -> None:
         click.echo(f"held-out reward of the base model: {trained.base.line}")
     click.echo(f"held-out reward before: {trained.before.line}")
     click.echo(f"held-out reward after:  {trained.after.line}")
+    click.echo(f"report:     {trained.folder / 'report.html'}")
     click.echo(f"run:        {trained.folder}  (metrics.jsonl, iteration_*/*.html, records/)")
     click.echo(f"checkpoint: {trained.checkpoint}")
     if trained.adapter is not None:
@@ -123,7 +124,7 @@ def warm_start(bundle: str, recipe: str, **options: Any) -> None:
     from agentenv_tinker.training import warm_started
 
     config = _config(WarmStartConfig, bundle, recipe, options)
-    started = _run(warm_started(config, say=_progress()))
+    started = _run(config.folder, lambda say: warm_started(config, say=say))
     click.echo(f"warm start: {started.folder}")
     click.echo(f"to train:   agentenv-tinker train {bundle} --from {started.state_path}")
     click.echo(f"to play:    agentenv-tinker eval {bundle} --from {started.sampler_path}")
@@ -170,7 +171,7 @@ def evaluate(bundle: str, recipe: str, **options: Any) -> None:
     from agentenv_tinker.playing import evaluated
 
     config = _config(EvalConfig, bundle, recipe, options)
-    click.echo(evaluation_table(_run(evaluated(config, say=_progress()))))
+    click.echo(evaluation_table(_run(config.folder, lambda say: evaluated(config, say=say))))
     click.echo(f"\nevaluation: {config.folder / 'evaluation.json'}")
 
 
@@ -192,6 +193,15 @@ def _evaluation(given: Path) -> Path:
     return given / "evaluation.json"
 
 
+@cli.command()
+@click.argument("folder", type=Path)
+def report(folder: Path) -> None:
+    """Write the page of the training run in FOLDER anew, from what the run left there so far: report.html."""
+    from agentenv_tinker.report import write_report
+
+    click.echo(write_report(folder))
+
+
 @cli.command(context_settings={"ignore_unknown_options": True}, add_help_option=False)
 @click.argument("options", nargs=-1, type=click.UNPROCESSED)
 def serve(options: tuple[str, ...]) -> None:
@@ -201,26 +211,19 @@ def serve(options: tuple[str, ...]) -> None:
     sys.exit(serve_local(list(options)))
 
 
-def _run(running: Coroutine[Any, Any, _Result]) -> _Result:
-    with asyncio.Runner() as runner:
+def _run(folder: Path, command: Callable[[Say], Coroutine[Any, Any, _Result]]) -> _Result:
+    """Run a command that works in `folder`, and tells of it as it goes."""
+    from agentenv_tinker.live import watched
+
+    with watched(folder, sys.stderr) as say, asyncio.Runner() as runner:
         runner.get_loop().set_exception_handler(_unheard)
-        return runner.run(running)
+        return runner.run(command(say))
 
 
 def _unheard(loop: asyncio.AbstractEventLoop, context: dict[str, Any]) -> None:
     """Say nothing of an episode that failed where nobody waits for it any more, as after a Ctrl-C."""
     if not isinstance(context.get("exception"), EpisodeFailedError):
         loop.default_exception_handler(context)
-
-
-def _progress() -> Callable[[str], None]:
-    began, stderr = time.monotonic(), sys.stderr
-
-    def say(line: str) -> None:
-        minutes, seconds = divmod(int(time.monotonic() - began), 60)
-        click.echo(f"[{minutes:02d}:{seconds:02d}] {line}", file=stderr)
-
-    return say
 
 
 def main() -> None:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import dataclasses
+import importlib.util
 import math
 import re
 from dataclasses import dataclass
@@ -141,6 +142,13 @@ class RunConfig(WarmStartConfig, MeasureConfig):
     ray: Annotated[str, "A Ray cluster to play the groups on: its address, `auto`, or `local`; empty for none."] = ""
     learning_rate: Annotated[float, "The optimizer's learning rate."] = 5e-4
     temperature: Annotated[float, "The temperature of the training rollouts."] = 1.0
+    wandb_project: Annotated[
+        str, "The Weights & Biases project that the metrics go to too; empty for none. Needs the extra `wandb`."
+    ] = ""
+    token_prices: Annotated[
+        tuple[float, ...],
+        "Dollars for a million tokens read, sampled and trained on, for the report's cost; give it three times.",
+    ] = ()
 
     def __post_init__(self) -> None:
         super().__post_init__()
@@ -151,6 +159,12 @@ class RunConfig(WarmStartConfig, MeasureConfig):
         if self.sandbox_hosts and not self.rollout_workers:
             raise ConfigError("sandbox_hosts are for rollout_workers: set how many")
         self._above_0("learning_rate", "temperature")
+        if len(self.token_prices) not in (0, 3) or not all(0 <= price < math.inf for price in self.token_prices):
+            raise ConfigError(
+                f"token_prices must be three prices, for tokens read, sampled and trained on, not {self.token_prices}"
+            )
+        if self.wandb_project and importlib.util.find_spec("wandb") is None:
+            raise ConfigError("wandb_project needs the package wandb: pip install 'agentenv-tinker[wandb]'")
 
 
 @dataclass(frozen=True, kw_only=True)

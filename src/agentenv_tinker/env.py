@@ -113,11 +113,14 @@ class EpisodeEnv(MessageEnv):
         self._counts.messages += 1
         self._counts.turn_messages += 1
         result = MessageStepResult(reward=0.0, episode_done=False, next_messages=self.messages)
+        if self._counts.messages == 1:
+            result.logs["prompt"] = self._logged(text_of(self.messages[-2]))
         if text := text_of(message):
             result.logs["assistant_content"] = self._logged(text)
         unparsed = message.get("unparsed_tool_calls") or []
         if unparsed:
             result.metrics["parse_error"] = 1.0
+            result.logs["unparsed"] = self._logged("".join(call.raw_text for call in unparsed))
             result.logs["parse_errors"] = "\n".join(call.error for call in unparsed)
         if unparsed and not message.get("tool_calls"):
             self._counts.consecutive_parse_errors += 1
@@ -170,6 +173,7 @@ class EpisodeEnv(MessageEnv):
         if turn is None:
             return await self._scored(result, reason)
         await self._opened(turn)
+        result.logs["next_prompt"] = self._logged(text_of(self.messages[-1]))
         return result
 
     async def _opened(self, turn: OpenTurn) -> None:

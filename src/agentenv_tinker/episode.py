@@ -88,7 +88,8 @@ class EpisodeRun:
     @property
     def labels(self) -> dict[str, str]:
         """What a rollout's report names it by: its task, and its run in the framework's records."""
-        return {"task": self.task.name, "run": self._episode.id if self._episode is not None else ""}
+        run = self._episode.id if self._episode is not None else ""
+        return {"task": self.task.name, "task_id": self.task.prepared.task.id, "run": run}
 
     @property
     def over(self) -> bool:
@@ -359,8 +360,11 @@ class EpisodeRun:
 
 
 def episodes_played() -> tuple[int, int]:
-    """How many episodes of this process are over, and how many are under way; none that started ahead, unused."""
-    return _played, sum(not run._unused for run in _live)
+    """How many episodes of this process are over, and how many are under way; none that started ahead, unused.
+
+    Any thread may ask.
+    """
+    return _played, sum(not run._unused for run in tuple(_live))
 
 
 async def abandon_all(reason: str, *, seconds: float, on_progress: Callable[[int], None] = lambda left: None) -> int:

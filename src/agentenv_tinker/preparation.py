@@ -10,8 +10,10 @@ import contextlib
 import fcntl
 import json
 import os
+import platform
 import shutil
 from collections.abc import AsyncIterator, Awaitable, Callable, Iterator
+from importlib import metadata
 from pathlib import Path
 
 import chz
@@ -30,6 +32,7 @@ from agentenv_tinker.recipe import FILE_NAME, write_recipe
 from agentenv_tinker.sandboxes import check_docker
 from agentenv_tinker.service import tinker_service
 
+_VERSIONED = ("agentenv-tinker", "agentenv-framework", "tinker", "tinker-cookbook", "torch", "transformers", "peft")
 _TEARDOWN_SECONDS = 20.0
 _RENDERERS = {DEFAULT_MODEL: "qwen3_instruct"}  # for models that the cookbook recommends none for
 
@@ -70,10 +73,16 @@ async def prepared(
         await asyncio.to_thread(_check_renderer, dataset)
         await check()
         if not resumes:
-            (folder / "run.json").write_text(json.dumps(config.to_dict(), indent=2) + "\n")
+            started_with = {**config.to_dict(), "versions": _versions()}
+            (folder / "run.json").write_text(json.dumps(started_with, indent=2) + "\n")
             write_recipe(config, folder / FILE_NAME)
         stack.push_async_callback(_teardown, say)
         yield dataset
+
+
+def _versions() -> dict[str, str]:
+    """Of what decides how a run goes."""
+    return {"python": platform.python_version(), **{name: metadata.version(name) for name in _VERSIONED}}
 
 
 @contextlib.contextmanager

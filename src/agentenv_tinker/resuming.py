@@ -21,9 +21,9 @@ from tinker_cookbook import checkpoint_utils
 from agentenv_tinker import framework
 from agentenv_tinker.config import RunConfig
 from agentenv_tinker.errors import BundleError, ConfigError, boundary
+from agentenv_tinker.history import SUMMARY_FILE
 from agentenv_tinker.recipe import FILE_NAME, configured
 
-SUMMARY_FILE = "summary.json"
 _BUNDLE_FILE = "bundle.sha256"
 _FREE = ("bundle", "runs", "run", "max_concurrent_episodes", "sandbox", "save_every")  # they may change meanwhile
 _NOT_PLAYED = re.compile(r"[^/]*\.toml|[^/]*\.jsonl|[^/]*\.md|[^/]*\.py|(.*/)?__pycache__/.*")  # recipes and the like

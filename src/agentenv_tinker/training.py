@@ -7,6 +7,7 @@ import contextlib
 import functools
 import json
 import math
+import shutil
 from collections.abc import Iterator
 from dataclasses import dataclass
 from pathlib import Path
@@ -22,11 +23,12 @@ from agentenv_tinker.config import RunConfig, WarmStartConfig
 from agentenv_tinker.dataset import AgentEnvDatasetBuilder
 from agentenv_tinker.errors import ConfigError, TrainingError, boundary, described
 from agentenv_tinker.evaluation import Evaluation
+from agentenv_tinker.history import SUMMARY_FILE, WARM_START_FILE
 from agentenv_tinker.playing import evaluate, recorded_evaluations
 from agentenv_tinker.preparation import Splits, held_out, prepared, train_split
 from agentenv_tinker.progress import Say, told
+from agentenv_tinker.report import reported, try_to_report
 from agentenv_tinker.resuming import (
-    SUMMARY_FILE,
     check_kept,
     evaluated,
     interrupted,
@@ -93,7 +95,9 @@ async def _run(config: RunConfig, dataset: AgentEnvDatasetBuilder, say: Say) -> 
         await stack.enter_async_context(told(config.folder, steps=config.steps, say=say))
         base = await _base_evaluation(config, dataset, say)
         start = await _start(config, dataset, say)
-        return await _trained(config, dataset, start, base, say)
+        trained = await _trained(config, dataset, start, base, say)
+        await asyncio.to_thread(try_to_report, config.folder)
+        return trained
 
 
 async def warm_started(config: WarmStartConfig, *, say: Say) -> WarmStart:
@@ -153,6 +157,7 @@ async def _base_evaluation(config: RunConfig, dataset: AgentEnvDatasetBuilder, s
         return None
     say("evaluating the base model")
     base = await _evaluation(config, dataset, checkpoint=None, label="base", step=0)
+    await asyncio.to_thread(try_to_report, config.folder)
     say(f"the base model: {base.line}")
     return base
 
@@ -162,7 +167,11 @@ async def _start(config: RunConfig, dataset: AgentEnvDatasetBuilder, say: Say) -
     if config.checkpoint:
         return await asyncio.to_thread(given_checkpoint, config.checkpoint)
     if config.warm_start_steps:
-        return (await warm_start(config, dataset, say=say)).state_path
+        warm = await warm_start(config, dataset, say=say)
+        if (metrics := warm.folder / "metrics.jsonl").exists():
+            await asyncio.to_thread(shutil.copyfile, metrics, config.folder / WARM_START_FILE)
+        await asyncio.to_thread(try_to_report, config.folder)
+        return warm.state_path
     return None
 
 
@@ -187,13 +196,7 @@ async def _trained(
     config: RunConfig, dataset: AgentEnvDatasetBuilder, start: str | None, base: Evaluation | None, say: Say
 ) -> Trained:
     say(f"training: {config.steps} steps of {config.groups_per_batch} x {config.group_size} rollouts")
-    for part in _parts(config, _cookbook_config(config, dataset, start)):
-        async with rollout_executor(
-            config.rollout_workers, config.ray, hosts=config.sandbox_hosts, log=config.folder / "console.log"
-        ) as executor:
-            await rl_train.main(part, rollout_executor=executor)
-    _check_steps(config)
-    recorded = await asyncio.to_thread(
+    recorded_by_now = functools.partial(
         recorded_evaluations,
         config.folder,
         dataset,
@@ -201,6 +204,14 @@ async def _trained(
         pass_threshold=config.pass_threshold,
         thresholds=config.above,
     )
+    async with reported(config.folder, before=recorded_by_now):
+        for part in _parts(config, _cookbook_config(config, dataset, start)):
+            async with rollout_executor(
+                config.rollout_workers, config.ray, hosts=config.sandbox_hosts, log=config.folder / "console.log"
+            ) as executor:
+                await rl_train.main(part, rollout_executor=executor)
+    _check_steps(config)
+    recorded = await asyncio.to_thread(recorded_by_now)
     before = next((each for each in recorded if each.step == 0), None)
     if before is None:
         raise TrainingError(f"every episode of the evaluation before training failed; see {config.folder}/logs.log")
@@ -270,6 +281,8 @@ def _cookbook_config(config: RunConfig, dataset: AgentEnvDatasetBuilder, start: 
         rolling_ttl_seconds=_STATE_SECONDS,
         ttl_seconds=None,
         rollout_error_tolerance=True,
+        wandb_project=config.wandb_project or None,
+        wandb_name=config.run if config.wandb_project else None,
     )
 
 

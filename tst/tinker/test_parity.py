@@ -22,7 +22,8 @@ from agentenv_tinker.errors import EpisodeTimeoutError
 
 SCORE = 0.5
 OUR_METRICS = ("messages", "tool_calls", "tool_errors", "cut")
-OUR_LOGS = ("task", "run", "parse_error_retry")  # the last both have, each in its own words
+OUR_LOGS = ("prompt", "next_prompt", "unparsed", "task", "task_id", "run", "parse_error_retry")
+"""The last both have, each in its own words."""
 
 
 @pytest.fixture(scope="module")

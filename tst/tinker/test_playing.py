@@ -2,6 +2,7 @@
 
 import json
 import logging
+from importlib import metadata
 
 import pytest
 import tinker
@@ -230,7 +231,9 @@ async def test_an_evaluation_by_command_plays_a_runs_last_weights_and_keeps_its_
     assert (evaluation.checkpoint, evaluation.step, evaluation.mean) == ("tinker://a/last", None, 0.4)
     assert evaluation.above == {0.2: 1.0}
     assert Evaluation.read(folder / "evaluation.json") == evaluation
-    assert json.loads((folder / "run.json").read_text()) == json.loads(json.dumps(config.to_dict()))
+    started = json.loads((folder / "run.json").read_text())
+    assert started.pop("versions")["tinker-cookbook"] == metadata.version("tinker-cookbook")
+    assert started == json.loads(json.dumps(config.to_dict()))
     assert "playing: 1 x 1 episodes, tinker://a/last" in said
 
 

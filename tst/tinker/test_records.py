@@ -35,6 +35,7 @@ async def test_a_report_has_the_message_each_call_and_each_answer_clipped(bundle
     written = f'note({{"text": "{long}"}})'
     cut = len(written) - EpisodeEnv.LOGGED_CHARS
     assert first == {
+        "prompt": "Go.",
         "assistant_content": "I write.",
         "tool_call_0": f"{written[:2000]}\n[{cut} more characters cut]",
         "tool_result_0": f"noted '{long}'"[:2000] + "\n[108 more characters cut]",

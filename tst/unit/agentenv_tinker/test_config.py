@@ -3,6 +3,7 @@
 import dataclasses
 import json
 import re
+import sys
 from pathlib import Path
 
 import pytest
@@ -28,6 +29,16 @@ def test_a_run_is_named_after_its_bundle_and_the_time() -> None:
         ("eval_tasks", -1, "eval_tasks must be 0 or more, not -1"),
         ("learning_rate", 0.0, "learning_rate must be above 0, not 0.0"),
         ("temperature", float("nan"), "temperature must be above 0, not nan"),
+        (
+            "token_prices",
+            (1.0, -1.0, 0.0),
+            "token_prices must be three prices, for tokens read, sampled and trained on, not (1.0, -1.0, 0.0)",
+        ),
+        (
+            "token_prices",
+            (1.0,),
+            "token_prices must be three prices, for tokens read, sampled and trained on, not (1.0,)",
+        ),
         ("run", "../elsewhere", "run must be a plain name of letters, digits, '-', '_' and '.', not '../elsewhere'"),
     ],
 )
@@ -39,10 +50,17 @@ def test_a_setting_that_cannot_be_used_is_refused_by_name(name: str, value: obje
     assert str(refused.value) == told
 
 
+def test_weights_and_biases_without_its_package_is_refused(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Before anything starts, with what to do."""
+    monkeypatch.setitem(sys.modules, "wandb", None)
+    with pytest.raises(ConfigError, match=r"pip install 'agentenv-tinker\[wandb\]'"):
+        RunConfig(bundle="b", wandb_project="p")
+
+
 def test_settings_are_saved_as_json_values() -> None:
     """Every setting is there, as a plain value that JSON holds."""
     saved = RunConfig(bundle="b", run="r", runs=Path("x"), above=(0.2,)).to_dict()
 
-    assert json.loads(json.dumps(saved)) == {**saved, "above": [0.2], "sandbox_hosts": []}
+    assert json.loads(json.dumps(saved)) == {**saved, "above": [0.2], "sandbox_hosts": [], "token_prices": []}
     assert saved.keys() == {setting.name for setting in dataclasses.fields(RunConfig)}
     assert (saved["bundle"], saved["runs"], saved["steps"]) == ("b", "x", 3)
