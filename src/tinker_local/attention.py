@@ -4,6 +4,7 @@ A forward pass hands its layout to every attention layer as a keyword argument; 
 attends to. Models that give attention a window, a soft cap or sinks are refused, never computed without them.
 """
 
+from collections.abc import Sequence
 from typing import Any, Protocol
 
 import numpy as np
@@ -14,6 +15,8 @@ from transformers.modeling_utils import AttentionInterface
 from tinker_local.packing import Row
 
 NAME = "tinker_local"
+Past = Sequence[torch.Tensor]
+"""The keys and values of the tokens before others, as parts [2, layers, K, .., D] in their order; empty for none."""
 
 
 class UnsupportedAttentionError(Exception):
@@ -58,12 +61,12 @@ def register() -> None:
 class RowLayout:
     """A packed row: each segment attends to its context and causally to itself.
 
-    With `past`, of shape [2, layers, K, c, D], every segment attends to those c tokens as well. With `capture`, the
+    With `pasts`, one a segment, each segment attends to its past as well, what came before it. With `capture`, the
     keys and values computed for the row are kept in `captured`, one [2, K, T, D] per layer.
     """
 
     def __init__(
-        self, row: Row, device: torch.device, *, past: torch.Tensor | None = None, capture: bool = False
+        self, row: Row, device: torch.device, *, pasts: Sequence[Past] | None = None, capture: bool = False
     ) -> None:
         self._spans = [(segment.start, segment.stop) for segment in row.segments]
         self._paths = [
@@ -72,7 +75,7 @@ class RowLayout:
             else None
             for segment in row.segments
         ]
-        self._past = past
+        self._pasts = pasts if pasts is not None else [()] * len(self._spans)
         self._capture = capture
         self._masks: dict[tuple[int, int], torch.Tensor] = {}
         self.captured: list[torch.Tensor] = []
@@ -83,13 +86,13 @@ class RowLayout:
         """See Layout.attend."""
         if self._capture:
             self.captured.append(torch.stack([key, value]))
-        past = self._past[:, layer] if self._past is not None else None
         outputs = []
-        for (start, stop), path in zip(self._spans, self._paths, strict=True):
+        for (start, stop), path, past in zip(self._spans, self._paths, self._pasts, strict=True):
             keys = key[:, start:stop] if path is None else key.index_select(1, path)
             values = value[:, start:stop] if path is None else value.index_select(1, path)
-            if past is not None:
-                keys, values = torch.cat([past[0], keys], dim=1), torch.cat([past[1], values], dim=1)
+            if past:
+                keys = torch.cat([*(part[0, layer] for part in past), keys], dim=1)
+                values = torch.cat([*(part[1, layer] for part in past), values], dim=1)
             outputs.append(self._attend_segment(query[:, start:stop], keys, values, scaling))
         return torch.cat(outputs, dim=1).transpose(0, 1)
 

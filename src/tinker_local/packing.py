@@ -45,11 +45,8 @@ def common_prefix(left: Ints, right: Ints) -> int:
     return int(different[0]) if len(different) else shortest
 
 
-def pack(sequences: Sequence[Ints], *, budget: int, offset: int = 0) -> list[Row]:
-    """Pack the sequences into rows of at most `budget` tokens each (a longer sequence gets a row to itself).
-
-    Positions count from `offset`.
-    """
+def pack(sequences: Sequence[Ints], *, budget: int) -> list[Row]:
+    """Pack the sequences into rows of at most `budget` tokens each (a longer sequence gets a row to itself)."""
     order = sorted(range(len(sequences)), key=lambda index: tuple(sequences[index]))
     rows: list[Row] = []
     members: list[int] = []
@@ -58,16 +55,29 @@ def pack(sequences: Sequence[Ints], *, budget: int, offset: int = 0) -> list[Row
         tokens = sequences[index]
         shared = common_prefix(sequences[members[-1]], tokens) if members else 0
         if members and used + len(tokens) - shared > budget:
-            rows.append(_row(sequences, members, offset))
+            rows.append(_row(sequences, members))
             members, used, shared = [], 0, 0
         members.append(index)
         used += len(tokens) - shared
     if members:
-        rows.append(_row(sequences, members, offset))
+        rows.append(_row(sequences, members))
     return rows
 
 
-def _row(sequences: Sequence[Ints], members: list[int], offset: int) -> Row:
+def side_by_side(sequences: Sequence[Ints], offsets: Sequence[int]) -> Row:
+    """Put sequences into one row, each with positions from its own offset; what they begin with is not shared."""
+    ends = np.cumsum([len(sequence) for sequence in sequences])
+    spans = [(int(end) - len(sequence), int(end)) for sequence, end in zip(sequences, ends, strict=True)]
+    return Row(
+        np.concatenate(sequences),
+        np.concatenate([np.arange(at, at + len(each)) for each, at in zip(sequences, offsets, strict=True)]),
+        tuple(Segment(start, stop, np.empty(0, np.int64)) for start, stop in spans),
+        tuple(range(len(sequences))),
+        tuple(np.arange(start, stop) for start, stop in spans),
+    )
+
+
+def _row(sequences: Sequence[Ints], members: list[int]) -> Row:
     tokens: list[Ints] = []
     positions: list[Ints] = []
     segments: list[Segment] = []
@@ -81,7 +91,7 @@ def _row(sequences: Sequence[Ints], members: list[int], offset: int) -> Row:
         if fresh:
             segments.append(Segment(start=end, stop=end + fresh, context=context))
             tokens.append(sequence[shared:])
-            positions.append(np.arange(offset + shared, offset + len(sequence)))
+            positions.append(np.arange(shared, len(sequence)))
         paths.append(np.concatenate([context, np.arange(end, end + fresh)]))
         end += fresh
     return Row(np.concatenate(tokens), np.concatenate(positions), tuple(segments), tuple(members), tuple(paths))

@@ -12,17 +12,17 @@ import numpy as np
 import torch
 
 from tinker_local import scoring
-from tinker_local.attention import DecodeLayout, RowLayout
+from tinker_local.attention import DecodeLayout, Past, RowLayout
 from tinker_local.choosing import choose, top
 from tinker_local.errors import InvalidRequestError, ServiceError
 from tinker_local.model import LanguageModel
 from tinker_local.operations import Finished, Ints, Sample, SampleOutput, Sequence, TopLogprobs
-from tinker_local.packing import Row, pack
+from tinker_local.packing import Row, pack, side_by_side
 from tinker_local.slots import PrefixCache, Slots
 
 _PREFILL_TOKENS = 1024  # prompt tokens computed in one step before the running sequences go on
 _SLOT_BYTES = 384 << 20  # keys and values of running sequences, above which requests wait
-_CACHE_BYTES = 128 << 20  # keys and values kept of sequences seen lately
+_CACHE_BYTES = 256 << 20  # keys and values kept of sequences seen lately: 5,800 tokens of the default model
 _STOP_WINDOW = 16  # tokens beyond a stop string's own length that are searched for it
 
 Detokenize = Callable[[list[int]], str]
@@ -139,7 +139,7 @@ class Sampler:
     def _start_waiting(self, lane: _Lane) -> None:
         """Compute the prompts of waiting requests, as far as this step's budget and the slots go."""
         batch: dict[bytes, list[tuple[_Job, int]]] = {}
-        pasts: dict[bytes, torch.Tensor | None] = {}
+        pasts: dict[bytes, Past] = {}
         budget, sequences = _PREFILL_TOKENS, len(lane.running)
         while lane.waiting:
             job = lane.waiting[0]
@@ -151,7 +151,7 @@ class Sampler:
             if not room or (batch and budget <= 0 and key not in batch):
                 break
             if key not in batch or scoring.wants_scores(job.request):
-                pasts[key] = None if scoring.wants_scores(job.request) else self._find(lane, job.request.prompt)
+                pasts[key] = () if scoring.wants_scores(job.request) else self._find(lane, job.request.prompt)
                 budget -= len(job.request.prompt) - _length(pasts[key])
             count = min(room, job.unstarted)
             batch.setdefault(key, []).append((job, count))
@@ -161,7 +161,7 @@ class Sampler:
             lane.waiting.popleft()
         self._prefill(lane, batch, pasts)
 
-    def _find(self, lane: _Lane, prompt: Ints) -> torch.Tensor | None:
+    def _find(self, lane: _Lane, prompt: Ints) -> Past:
         return self._cache.find(str(lane.weights), prompt)
 
     def _room(self, lane: _Lane, sequences: int, length: int) -> int:
@@ -172,32 +172,28 @@ class Sampler:
         longest = max([length + 64, *lane.slots.lengths])
         return max((_SLOT_BYTES - used) // (longest * token_bytes) - sequences, 0 if sequences else 1)
 
-    def _prefill(
-        self, lane: _Lane, batch: dict[bytes, list[tuple[_Job, int]]], pasts: dict[bytes, torch.Tensor | None]
-    ) -> None:
-        fresh = [key for key in batch if pasts[key] is None]
-        prompts = [batch[key][0][0].request.prompt for key in fresh]
-        for row in pack(prompts, budget=_PREFILL_TOKENS):
-            self._prefill_row(lane, row, None, [batch[fresh[member]] for member in row.members])
-        for key, past in pasts.items():
-            if past is not None:
-                known = _length(past)
-                (row,) = pack([batch[key][0][0].request.prompt[known:]], budget=_PREFILL_TOKENS, offset=known)
-                self._prefill_row(lane, row, past, [batch[key]])
+    def _prefill(self, lane: _Lane, batch: dict[bytes, list[tuple[_Job, int]]], pasts: dict[bytes, Past]) -> None:
+        fresh = [key for key in batch if not pasts[key]]
+        for row in pack([_prompt(batch[key]) for key in fresh], budget=_PREFILL_TOKENS):
+            starts = [batch[fresh[member]] for member in row.members]
+            self._prefill_row(lane, row, [()] * len(row.segments), starts)
+        known = [key for key in batch if pasts[key]]
+        if known:
+            lengths = [_length(pasts[key]) for key in known]
+            rests = [_prompt(batch[key])[length:] for key, length in zip(known, lengths, strict=True)]
+            row = side_by_side(rests, lengths)
+            self._prefill_row(lane, row, [pasts[key] for key in known], [batch[key] for key in known])
 
-    def _prefill_row(
-        self, lane: _Lane, row: Row, past: torch.Tensor | None, starts: list[list[tuple[_Job, int]]]
-    ) -> None:
-        """Compute a row of prompts and start the samples of each."""
-        layout = RowLayout(row, self._model.device, past=past, capture=True)
+    def _prefill_row(self, lane: _Lane, row: Row, pasts: list[Past], starts: list[list[tuple[_Job, int]]]) -> None:
+        """Compute a row of prompts, after the past of each segment, and start the samples of each."""
+        layout = RowLayout(row, self._model.device, pasts=pasts, capture=True)
         hidden = self._model.hidden(row.tokens, row.positions, layout)
         captured = torch.stack(layout.captured, dim=1)
         logits = self._model.logits(hidden[self._model.on_device(np.array([path[-1] for path in row.paths]))])
         for place, (path, jobs) in enumerate(zip(row.paths, starts, strict=True)):
-            keys_values = captured[:, :, :, self._model.on_device(path)]
-            if past is not None:
-                keys_values = torch.cat([past, keys_values], dim=3)
-            self._cache.add(str(lane.weights), jobs[0][0].request.prompt, keys_values)
+            past = pasts[place] if any(pasts) else ()
+            keys_values = torch.cat([*past, captured[:, :, :, self._model.on_device(path)]], dim=3)
+            self._cache.add(str(lane.weights), _prompt(jobs), keys_values)
             for job, count in jobs:
                 job.cached_tokens = _length(past)
                 if scoring.wants_scores(job.request) and job.scores is None:
@@ -304,8 +300,12 @@ def check(request: Sample, model: LanguageModel) -> None:
     scoring.check(request, model)
 
 
-def _length(past: torch.Tensor | None) -> int:
-    return 0 if past is None else past.shape[3]
+def _prompt(starts: list[tuple[_Job, int]]) -> Ints:
+    return starts[0][0].request.prompt
+
+
+def _length(past: Past) -> int:
+    return sum(part.shape[3] for part in past)
 
 
 def _dice(seed: int | None, index: int) -> np.random.Generator:

@@ -65,53 +65,76 @@ class Slots:
 
 @dataclass(frozen=True)
 class _Seen:
+    """A sequence: the keys and values of what follows the beginning that it has in common with its parent."""
+
+    owner: str
     tokens: Ints
-    keys_values: torch.Tensor  # [2, layers, K, len(tokens), D]
+    parent: int | None
+    start: int
+    tail: torch.Tensor  # [2, layers, K, len(tokens) - start, D]
 
 
 class PrefixCache:
-    """Keys and values of token sequences seen lately, by the weights that computed them; the oldest go first."""
+    """Keys and values of token sequences seen lately, by the weights that computed them; the oldest go first.
+
+    What sequences have in common is kept once, so that the turns of many conversations fit, which begin alike.
+    """
 
     def __init__(self, *, max_bytes: int) -> None:
         self._max_bytes = max_bytes
         self._bytes = 0
-        self._entries: OrderedDict[int, tuple[str, _Seen]] = OrderedDict()
+        self._entries: OrderedDict[int, _Seen] = OrderedDict()  # by use, each one before its parent: leaves go first
         self._next = 0
 
-    def find(self, weights: str, tokens: Ints) -> torch.Tensor | None:
-        """Return the keys and values of the longest known beginning of `tokens`, leaving a token to compute."""
-        best, best_length = None, 0
-        for key, (owner, seen) in self._entries.items():
-            if owner == weights:
-                length = min(common_prefix(seen.tokens, tokens), len(tokens) - 1)
-                if length > best_length:
-                    best, best_length = key, length
-        if best is None:
-            return None
-        self._entries.move_to_end(best)
-        return self._entries[best][1].keys_values[:, :, :, :best_length]
+    def find(self, weights: str, tokens: Ints) -> list[torch.Tensor]:
+        """Return the longest known beginning of `tokens`, leaving a token to compute: its keys and values, in parts."""
+        key, length = self._longest(weights, tokens[:-1])
+        self._touch(key)
+        parts = []
+        while key is not None:
+            seen = self._entries[key]
+            if length > seen.start:
+                parts.append(seen.tail[:, :, :, : length - seen.start])
+            length, key = min(length, seen.start), seen.parent
+        return parts[::-1]
 
     def add(self, weights: str, tokens: Ints, keys_values: torch.Tensor) -> None:
-        """Remember a sequence, in place of those that it extends."""
-        if _size(keys_values) > self._max_bytes:
-            return
-        for key, (owner, seen) in list(self._entries.items()):
-            if owner == weights and common_prefix(seen.tokens, tokens) == len(seen.tokens):
-                self._drop(key)
-        self._entries[self._next] = (weights, _Seen(np.array(tokens), keys_values))
-        self._next += 1
-        self._bytes += _size(keys_values)
+        """Remember a sequence."""
+        parent, start = self._longest(weights, tokens)
+        while parent is not None and self._entries[parent].start >= start:
+            parent = self._entries[parent].parent
+        key = parent
+        if start < len(tokens):
+            key, self._next = self._next, self._next + 1
+            tail = keys_values[:, :, :, start:].clone() if start else keys_values
+            if _size(tail) > self._max_bytes:
+                return
+            self._entries[key] = _Seen(weights, np.array(tokens), parent, start, tail)
+            self._bytes += _size(tail)
+        self._touch(key)
         while self._bytes > self._max_bytes:
             self._drop(next(iter(self._entries)))
 
     def forget(self, weights: str) -> None:
         """Drop everything that those weights computed."""
-        for key in [key for key, (owner, _) in self._entries.items() if owner == weights]:
+        for key in [key for key, seen in self._entries.items() if seen.owner == weights]:
             self._drop(key)
 
+    def _longest(self, weights: str, tokens: Ints) -> tuple[int | None, int]:
+        """Return the entry that has the most of `tokens` for its beginning, and how many that is."""
+        best, best_length = None, 0
+        for key, seen in self._entries.items():
+            if seen.owner == weights and (length := common_prefix(seen.tokens, tokens)) > best_length:
+                best, best_length = key, length
+        return best, best_length
+
+    def _touch(self, key: int | None) -> None:
+        while key is not None:
+            self._entries.move_to_end(key)
+            key = self._entries[key].parent
+
     def _drop(self, key: int) -> None:
-        _, seen = self._entries.pop(key)
-        self._bytes -= _size(seen.keys_values)
+        self._bytes -= _size(self._entries.pop(key).tail)
 
 
 def _size(tensor: torch.Tensor) -> int:

@@ -144,6 +144,25 @@ def test_a_group_computes_its_prompt_once(base, sample):
     assert (first.prompt_cache_hit_tokens, second.prompt_cache_hit_tokens) == (0, len(prompt) - 1)
 
 
+def test_the_next_turn_of_many_conversations_computes_what_is_new_alone(base):
+    """All at once: each goes on from its own beginning, and its tokens' log-probabilities are those of the whole."""
+    params = types.SamplingParams(max_tokens=4, seed=3, stop=[])
+    common = list(range(40, 60))
+    first = [[*common, 100 + i] for i in range(6)]
+    turns = [base.sample(types.ModelInput.from_ints(prompt), 1, params) for prompt in first]
+    replies = [turn.result(timeout=60).sequences[0].tokens for turn in turns]
+    second = [[*prompt, *reply, 9, 200 + i] for i, (prompt, reply) in enumerate(zip(first, replies, strict=True))]
+
+    turns = [base.sample(types.ModelInput.from_ints(prompt), 1, params) for prompt in second]
+
+    for prompt, turn in zip(second, turns, strict=True):
+        response = turn.result(timeout=60)
+        assert response.prompt_cache_hit_tokens == len(common) + 1 + 3  # the last token of a reply is not read by then
+        (played,) = response.sequences
+        whole = base.compute_logprobs(types.ModelInput.from_ints([*prompt, *played.tokens])).result(timeout=60)
+        assert played.logprobs == pytest.approx(whole[len(prompt) :], abs=1e-4)
+
+
 def test_a_pickled_client_samples_the_same(base, sample):
     """A client that crossed to another process joins the same sampler."""
     clone = pickle.loads(pickle.dumps(base))

@@ -4,7 +4,7 @@ import numpy as np
 from hypothesis import given
 from hypothesis import strategies as st
 
-from tinker_local.packing import common_prefix, pack
+from tinker_local.packing import common_prefix, pack, side_by_side
 
 token_lists = st.lists(st.lists(st.integers(0, 2), min_size=1, max_size=12), min_size=1, max_size=8)
 
@@ -38,10 +38,16 @@ def test_a_row_ends_at_the_budget():
     assert [(row.tokens.tolist(), row.members) for row in rows] == [([1, 2, 3, 4], (0, 1)), ([1, 2, 5], (2,))]
 
 
-def test_positions_start_at_the_offset():
-    """Behind a known beginning positions go on counting."""
-    (row,) = pack(arrays([4, 5]), budget=10, offset=7)
-    assert row.positions.tolist() == [7, 8]
+def test_side_by_side_each_sequence_goes_on_from_its_own_offset():
+    """Behind known beginnings positions go on counting, and nothing is shared: what came before may differ."""
+    row = side_by_side(arrays([4, 5], [4, 5, 6]), [7, 2])
+    assert row.tokens.tolist() == [4, 5, 4, 5, 6]
+    assert row.positions.tolist() == [7, 8, 2, 3, 4]
+    assert [path.tolist() for path in row.paths] == [[0, 1], [2, 3, 4]]
+    assert [(segment.start, segment.stop, segment.context.tolist()) for segment in row.segments] == [
+        (0, 2, []),
+        (2, 5, []),
+    ]
 
 
 @given(token_lists, st.integers(1, 30))
