@@ -79,6 +79,7 @@ __all__ = [
 
 RUNNER = "agentenv-tinker"  # who filed a run, in the framework's run index
 _POLL_SECONDS = 0.02  # between looks at a turn that was just ended
+_WATCH_SECONDS = 20.0  # between looks at one that is open: its agent is ours, and each look costs 30 ms of CPU
 _HEALTH_SECONDS = 10.0
 _GONE = (404, 502, 503, 504)  # what the tunnel of a sandbox that is gone answers
 
@@ -143,14 +144,15 @@ _ended: dict[str, asyncio.Event] = {}  # by the A2A task's id, which a turn has 
 async def _poll_until_ended(
     a2a_url: str, task_id: str, timeout_seconds: int, poll_interval_seconds: float = 10, **options: Any
 ) -> dict[str, Any]:
-    """The framework's poll for a prompt's reply, with no sleep left once the turn was ended by `end_turn`.
+    """The framework's poll for a prompt's reply: rarely, and with no sleep left once the turn was ended by `end_turn`.
 
-    A slot would be idle meanwhile, for a second in the mean.
+    A slot would be idle meanwhile, and 32 open turns would keep a CPU busy with being asked for each second.
     """
     until = time.monotonic() + timeout_seconds
     ended = _ended.setdefault(task_id, asyncio.Event())
     asked = functools.partial(_poll, a2a_url, task_id, **options)
-    slowly = asyncio.ensure_future(asked(timeout_seconds, poll_interval_seconds))
+    rarely = max(poll_interval_seconds, min(_WATCH_SECONDS, timeout_seconds / 10))
+    slowly = asyncio.ensure_future(asked(timeout_seconds, rarely))
     hearing = asyncio.ensure_future(ended.wait())
     try:
         await asyncio.wait((slowly, hearing), return_when=asyncio.FIRST_COMPLETED)

@@ -77,6 +77,7 @@ async def prepared(
             (folder / "run.json").write_text(json.dumps(started_with, indent=2) + "\n")
             write_recipe(config, folder / FILE_NAME)
         stack.push_async_callback(_teardown, say)
+        await stack.enter_async_context(service.answering())
         yield dataset
 
 

@@ -15,13 +15,16 @@ from pathlib import Path
 
 import httpx
 import tinker
+from tinker.lib.base_url import resolve_base_url
 
+from agentenv_tinker.answering import answering
 from agentenv_tinker.errors import ServiceError, described
 
 LOCAL_KEY = "tml-local"
 _START_SECONDS = 600.0  # a first start converts the default model, about 40 s
 _ANSWER_SECONDS = 60.0
 _STOP_SECONDS = 15.0
+_TRIES, _TRIES_OF_OURS = 30, 6  # as long as the SDK tries a request again, 5 min; nobody starts our own again
 
 
 @dataclass(frozen=True)
@@ -32,6 +35,13 @@ class Service:
     """Its address, or None for the hosted one."""
     tokenizer_path: str | None
     """A folder with the model's tokenizer, where the service gives it out; None to find it by the model's name."""
+    ours: bool
+    """Whether it was started for this run alone."""
+
+    def answering(self) -> contextlib.AbstractAsyncContextManager[None]:
+        """Raise TrainingError in the block once the service has stopped answering."""
+        tries = _TRIES_OF_OURS if self.ours else _TRIES
+        return answering(resolve_base_url(self.url), _named(self.url), tries=tries)
 
 
 @contextlib.asynccontextmanager
@@ -44,11 +54,12 @@ async def tinker_service(model: str, *, folder: Path) -> AsyncIterator[Service]:
     """
     async with contextlib.AsyncExitStack() as stack:
         url = os.environ.get("TINKER_BASE_URL")
-        if url is None and not os.environ.get("TINKER_API_KEY"):
+        ours = url is None and not os.environ.get("TINKER_API_KEY")
+        if ours:
             url = await stack.enter_async_context(_local_service(model, folder))
             stack.enter_context(_environment(TINKER_BASE_URL=url, TINKER_API_KEY=LOCAL_KEY))
         await _check_model(model, url)
-        yield Service(url, await _fetch_tokenizer(model, url, folder / "tokenizer"))
+        yield Service(url, await _fetch_tokenizer(model, url, folder / "tokenizer"), ours)
 
 
 @contextlib.asynccontextmanager
@@ -113,8 +124,12 @@ def _environment(**values: str) -> Iterator[None]:
                 os.environ[name] = value
 
 
+def _named(url: str | None) -> str:
+    return f"the Tinker service at {url}" if url else "Tinker"
+
+
 async def _check_model(model: str, url: str | None) -> None:
-    where = f"the Tinker service at {url}" if url else "Tinker"
+    where = _named(url)
     if url is not None:
         await _check_reachable(url, where)
     try:

@@ -97,6 +97,9 @@ class TrainingClient:
 
 
 class RestClient:
+    def __init__(self, **_: Any) -> None:
+        pass
+
     def get_training_run_by_tinker_path(self, path: str) -> Future:
         return Future(SimpleNamespace(user_metadata={}))
 
