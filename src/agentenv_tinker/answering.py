@@ -18,8 +18,8 @@ from tinker.lib import internal_client_holder
 
 from agentenv_tinker.errors import TrainingError
 
-_ASK_SECONDS = 10.0  # from one try to the next; no try takes longer
-_LATER_SECONDS = 10.0  # in which the threads that called the SDK come to their end
+_ASK_SECONDS = 10.0  # from one try to the next, and the longest that one takes
+_DROP_SECONDS = 0.2
 
 
 @contextlib.asynccontextmanager
@@ -53,7 +53,7 @@ def _expire(deadline: asyncio.Timeout) -> None:
 def _watch(url: str, tries: int, every: float, give_up: Callable[[], None], over: threading.Event) -> None:
     """Ask until the block is over. Tries are counted, not seconds: a process that was suspended has lost none."""
     failed, wait = 0, every
-    with httpx.Client(timeout=every) as client:
+    with httpx.Client(timeout=_ASK_SECONDS) as client:
         while not over.wait(wait):
             began = time.monotonic()
             failed = 0 if _answers(client, url) else failed + 1
@@ -73,15 +73,11 @@ def _answers(client: httpx.Client, url: str) -> bool:
 
 
 def _drop_calls(over: threading.Event) -> None:
-    """Cancel whatever the SDK waits for, on the event loop that all its clients share, until shortly after the block:
-    one call that ends makes room for another, such as that which tells the service of the end."""
+    """Cancel what the SDK waits for, on the event loop that all its clients share, until the block is over: one call
+    that ends may make room for another, such as that which tells the service of the end."""
     calls = internal_client_holder._internal_client_holder_thread_singleton.get_loop()
-    until = None
-    while until is None or time.monotonic() < until:
+    while not over.wait(_DROP_SECONDS):
         calls.call_soon_threadsafe(_cancel_all, calls)
-        if over.wait(0.5):
-            until = until or time.monotonic() + _LATER_SECONDS
-            time.sleep(0.5)
 
 
 def _cancel_all(loop: asyncio.AbstractEventLoop) -> None:

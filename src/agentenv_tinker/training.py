@@ -254,8 +254,13 @@ def _write_summary(trained: Trained) -> None:
 
 async def _downloaded(state_path: str, folder: Path, say: Say) -> Path | None:
     """The weights at `state_path` as an adapter in `folder`. They are trained, so a failure here is only told."""
+    download = functools.partial(weights.download, tinker_path=state_path, output_dir=str(folder))
+    downloading = asyncio.create_task(asyncio.to_thread(download))
     try:
-        await asyncio.to_thread(weights.download, tinker_path=state_path, output_dir=str(folder))
+        await asyncio.shield(downloading)
+    except asyncio.CancelledError:
+        await asyncio.gather(downloading, return_exceptions=True)  # as long as the thread calls the SDK
+        raise
     except TinkerCookbookError as error:
         say(f"the adapter was not downloaded: {described(error)}")
         return None
