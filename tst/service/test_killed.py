@@ -1,6 +1,5 @@
 """A run whose service is killed, by the real SDK: it ends, though the SDK would wait on."""
 
-import asyncio
 import os
 import subprocess
 import sys
@@ -10,6 +9,8 @@ import tinker
 
 from agentenv_tinker.answering import answering
 from agentenv_tinker.errors import TrainingError
+
+TEXT = [72, 101, 108, 108, 111]
 
 
 @pytest.fixture
@@ -30,23 +31,30 @@ def command(tmp_path, monkeypatch):
         process.kill()
 
 
+async def watched(url, work):
+    async with answering(url, "the service", tries=2, every=0.5):
+        await work
+
+
 async def test_a_training_request_and_the_end_of_the_session_are_not_waited_for(command, datum):
     """As in the cookbook's `rl.train`, which since 0.6 ends the session before it lets go of the event loop."""
     process, url = command
+
+    async def steps():
+        with tinker.ServiceClient() as client:
+            training = await client.create_lora_training_client_async("tiny", rank=2, seed=1)
+            await (await training.forward_backward_async([datum(TEXT)], "cross_entropy"))
+            process.kill()
+            await (await training.forward_backward_async([datum(TEXT)], "cross_entropy"))
+
     with pytest.raises(TrainingError, match=r"^the service has not answered for 1 s$"):
-        async with answering(url, "the service", tries=2, every=0.5):
-            with tinker.ServiceClient() as client:
-                training = await client.create_lora_training_client_async("tiny", rank=2, seed=1)
-                await (await training.forward_backward_async([datum([72, 101, 108, 108, 111])], "cross_entropy"))
-                process.kill()
-                await (await training.forward_backward_async([datum([72, 101, 108, 108, 111])], "cross_entropy"))
+        await watched(url, steps())
 
 
 async def test_a_session_that_is_opened_is_not_waited_for(command):
     """The SDK does that on the caller's event loop."""
     process, url = command
     process.kill()
+
     with pytest.raises(TrainingError, match="has not answered"):
-        async with answering(url, "the service", tries=2, every=0.5):
-            await tinker.ServiceClient().create_sampling_client_async(base_model="tiny")
-            await asyncio.Event().wait()
+        await watched(url, tinker.ServiceClient().create_sampling_client_async(base_model="tiny"))

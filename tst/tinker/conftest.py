@@ -1,6 +1,8 @@
 """The training layer on the real cookbook and the real Episode API: no model, no service, no Docker, no key."""
 
+import functools
 import os
+import ssl
 import sys
 from pathlib import Path
 
@@ -24,6 +26,14 @@ def framework_state(tmp_path_factory):
 
         register()
         yield state
+
+
+@pytest.fixture(scope="session", autouse=True)
+def certificates():
+    """Read the machine's certificates once: each HTTP client does, an episode has a dozen, and none here uses TLS."""
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(ssl, "create_default_context", functools.cache(ssl.create_default_context))
+        yield
 
 
 @pytest.fixture(autouse=True)
