@@ -214,10 +214,11 @@ def serve(options: tuple[str, ...]) -> None:
 def _run(folder: Path, command: Callable[[Say], Coroutine[Any, Any, _Result]]) -> _Result:
     """Run a command that works in `folder`, and tells of it as it goes."""
     from agentenv_tinker.live import watched
+    from agentenv_tinker.stopping import sigint_restored, stoppable
 
-    with watched(folder, sys.stderr) as say, asyncio.Runner() as runner:
+    with watched(folder, sys.stderr) as say, sigint_restored(), asyncio.Runner() as runner:
         runner.get_loop().set_exception_handler(_unheard)
-        return runner.run(command(say))
+        return runner.run(stoppable(command(say), say))
 
 
 def _unheard(loop: asyncio.AbstractEventLoop, context: dict[str, Any]) -> None:

@@ -21,7 +21,7 @@ from tinker_local.packing import Row, pack, side_by_side
 from tinker_local.slots import PrefixCache, Slots
 
 _PREFILL_TOKENS = 1024  # prompt tokens computed in one step before the running sequences go on
-_SLOT_BYTES = 384 << 20  # keys and values of running sequences, above which requests wait
+_SLOT_BYTES = 768 << 20  # keys and values of running sequences, above which requests wait: 36 of 450 tokens
 _CACHE_BYTES = 256 << 20  # keys and values kept of sequences seen lately: 5,800 tokens of the default model
 _STOP_WINDOW = 16  # tokens beyond a stop string's own length that are searched for it
 
