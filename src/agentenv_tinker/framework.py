@@ -11,6 +11,9 @@ import copy
 import functools
 import json
 import math
+import os
+import ssl
+import threading
 import time
 from collections.abc import Awaitable, Callable, Iterator
 from contextlib import contextmanager
@@ -19,6 +22,7 @@ from pathlib import Path
 from typing import Any, cast
 
 import httpx
+import httpx._transports.default as httpx_transports
 from agent_env.a2a_agent import protocol
 from agent_env.artifact import SkillArtifact
 from agent_env.artifact.artifacts.skill import download_skill
@@ -132,9 +136,10 @@ def prepare(source: str, *, sandbox: str | None) -> dict[str, tuple[PreparedTask
 
 
 def _replace_parts() -> None:
-    """Put both replacements in place. They change what an episode costs, and nothing that it does or scores."""
+    """Put the replacements in place. They change what an episode costs, and nothing that it does or scores."""
     protocol.poll_a2a_task = _poll_until_ended
     loader._missing_extra = _missing_extra_once
+    httpx_transports.create_ssl_context = _one_ssl_context  # type: ignore[attr-defined]
 
 
 _poll: Callable[..., Awaitable[dict[str, Any]]] = protocol.poll_a2a_task
@@ -171,6 +176,25 @@ async def end_turn(turn: Turn, reply: str | None) -> None:
     await turn.end(reply)
     if ended := _ended.get(turn._task_id):
         ended.set()
+
+
+_new_ssl_context: Callable[..., ssl.SSLContext] = httpx_transports.create_ssl_context  # type: ignore[attr-defined]
+_ssl = threading.local()  # `contexts` is a thread's own: what connects sets a context up anew for each connection
+
+
+def _one_ssl_context(
+    verify: ssl.SSLContext | str | bool = True, cert: Any = None, trust_env: bool = True
+) -> ssl.SSLContext:
+    """httpx's certificates to trust, read once in a thread.
+
+    httpx reads them for each client, for 25 ms, and the framework makes a client for each request to an agent.
+    """
+    trusted = tuple(map(os.environ.get, ("SSL_CERT_FILE", "SSL_CERT_DIR"))) if trust_env else ()
+    known: dict[Any, ssl.SSLContext] = _ssl.__dict__.setdefault("contexts", {})
+    key = (verify, cert, trust_env, *trusted)
+    if key not in known:
+        known[key] = _new_ssl_context(verify, cert, trust_env)
+    return known[key]
 
 
 _missing_extra = loader._missing_extra

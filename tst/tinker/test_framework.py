@@ -6,7 +6,10 @@ When one of these fails after an upgrade, the message names the part; nothing el
 import asyncio
 import importlib
 import inspect
+import ssl
+import threading
 
+import httpx
 import pytest
 from stand_in.bundles import task, write_bundle
 from stand_in.play import builder
@@ -159,6 +162,20 @@ async def test_a_run_goes_on_as_its_turn_is_ended_however_seldom_it_asks(tmp_pat
         assert framework._ended == {}
     finally:
         await episode.abandon("the test is over")
+
+
+def test_certificates_are_read_once_in_a_thread(tmp_path, monkeypatch):
+    """Not for each of the framework's clients; other ones, where the environment names others."""
+    builder(write_bundle(tmp_path / "b", {"one": task("Go.")})).playable()
+    read = []
+    monkeypatch.setattr(framework, "_new_ssl_context", lambda *_: read.append(1) or ssl.create_default_context())
+    monkeypatch.setattr(framework, "_ssl", threading.local())
+    for _ in range(3):
+        httpx.AsyncClient()
+    assert len(read) == 1
+    monkeypatch.setenv("SSL_CERT_DIR", str(tmp_path))
+    httpx.AsyncClient()
+    assert len(read) == 2
 
 
 def test_a_missing_module_is_looked_up_once(tmp_path):
