@@ -36,6 +36,14 @@ def certificates():
         yield
 
 
+@pytest.fixture(scope="session", autouse=True)
+def no_hosted_service():
+    """Ask nobody elsewhere whether the service that a test stands in for still answers."""
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr("agentenv_tinker.service.resolve_base_url", lambda url: url or "http://127.0.0.1:9")
+        yield
+
+
 @pytest.fixture(autouse=True)
 def sandboxes():
     """The sandboxes that are up, by id: none before a test, and none may be after it."""
