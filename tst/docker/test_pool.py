@@ -118,11 +118,13 @@ def call(name, **arguments):
     return Call(name, name, arguments)
 
 
-async def play(task, *calls, sandbox="pool"):
-    """What the first look at the env shows, the container, and the score after `calls`."""
+async def play(task, *calls, sandbox="pool", meet=None):
+    """What the first look at the env shows, the container, and the score after `calls`; made once all have met."""
     run = EpisodeRun(task, sandbox, "test", 8, DEADLINES)
     await run.start()
     try:
+        if meet is not None:
+            await meet.wait()
         [seen] = await run.act([call("look")], in_order=True)
         [sandbox_id] = sandboxes_of(run)
         await run.act(calls, in_order=True)
@@ -194,7 +196,9 @@ async def test_a_slow_start_is_waited_for_once(pool, tasks):
 
 async def test_no_two_episodes_share_a_container(pool, tasks):
     """Episodes at once see nothing of each other."""
-    played = await asyncio.gather(*(play(tasks["honest"], call("note", text="x")) for _ in range(6)))
+    meet = asyncio.Barrier(6)  # one that ends before another starts may well leave it its container
+    async with asyncio.timeout(300):
+        played = await asyncio.gather(*(play(tasks["honest"], call("note", text="x"), meet=meet) for _ in range(6)))
     assert [(seen, score) for seen, _, score in played] == [(EMPTY, 0.1)] * 6
     assert len({container for _, container, _ in played}) == 6
 

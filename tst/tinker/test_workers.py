@@ -72,7 +72,9 @@ def test_stopping_tears_down_what_is_played(tmp_path):
     pool = WorkerPool(1)
     playing = pool.submit(wait_for_ever, tmp_path / "begun", tmp_path / "ended")
     waiting = pool.submit(abs, -1)
+    until = time.monotonic() + 60
     while not (tmp_path / "begun").exists():
+        assert not playing.done() and time.monotonic() < until, playing
         time.sleep(0.05)
     pool.shutdown(cancel_futures=True)
 

@@ -62,9 +62,15 @@ class EnvSandbox(InProcessSandbox):
         async with asyncio.timeout(20):
             while not self._server.started:  # noqa: ASYNC110 - it is started in a thread of another loop
                 await asyncio.sleep(0.005)
-        self._up(self._server.servers[0].sockets[0].getsockname()[1])
+        [server] = self._server.servers
+        self._loop = server.get_loop()
+        self._up(server.sockets[0].getsockname()[1])
 
     def die(self) -> None:
+        # In the thread of the server's own loop: closing it from here races with what it does, and may raise.
+        asyncio.run_coroutine_threadsafe(self._die(), self._loop).result(10)
+
+    async def _die(self) -> None:
         for server in self._server.servers:
             server.close()
         for connection in list(self._server.server_state.connections):
