@@ -4,10 +4,12 @@ import ctypes
 from typing import Any
 
 # Numbers of <malloc.h>.
-_MMAP_THRESHOLD, _ARENA_MAX = -3, -8
-# Blocks of this size or above go back to the system when they are freed. A row's activations in the default model are
-# of 1.4 and 3.8 MB: below the threshold they leave the heap full of holes, 300 MB more at the peak of a pass.
-_LARGE = 1 << 20
+_TRIM_THRESHOLD, _MMAP_THRESHOLD, _ARENA_MAX = -1, -3, -8
+# Blocks of this size or above go back to the system when they are freed, to be cleared anew for the next. A row's
+# activations in the default model are of 1.4 and 3.8 MB: kept in the heap, a pass takes a fifth less time.
+_LARGE = 4 << 20
+# The heap itself is given back by `trim` alone, after a pass, and not between two of its layers.
+_KEPT = 1 << 30
 
 
 def return_freed() -> None:
@@ -19,6 +21,7 @@ def return_freed() -> None:
     mallopt = _function("mallopt")
     if mallopt is not None:
         mallopt(_MMAP_THRESHOLD, _LARGE)
+        mallopt(_TRIM_THRESHOLD, _KEPT)
         mallopt(_ARENA_MAX, 1)
 
 

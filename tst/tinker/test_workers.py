@@ -74,7 +74,8 @@ def test_stopping_tears_down_what_is_played(tmp_path):
     waiting = pool.submit(abs, -1)
     until = time.monotonic() + 60
     while not (tmp_path / "begun").exists():
-        assert not playing.done() and time.monotonic() < until, playing
+        assert not playing.done()
+        assert time.monotonic() < until
         time.sleep(0.05)
     pool.shutdown(cancel_futures=True)
 
