@@ -6,6 +6,7 @@ Both sides of a ratio run in turn, in one process, on one model; the printed rat
 """
 
 import argparse
+import copy
 import logging
 import statistics
 import time
@@ -14,7 +15,7 @@ from collections.abc import Callable
 import numpy as np
 import torch
 
-from tinker_local import attention, weights
+from tinker_local import weights
 from tinker_local.model import LanguageModel
 from tinker_local.operations import Sample, SamplingParams
 from tinker_local.sampling import Sampler
@@ -32,6 +33,7 @@ def main() -> None:
     options = parser.parse_args()
     logging.getLogger("transformers").setLevel(logging.ERROR)
     base = weights.load(options.model, progress=print)
+    plain = copy.deepcopy(base.network)  # the service lays the network's weights out anew; its peer has them as loaded
     model = LanguageModel(base)
     prompt = prompt_of(base, PROMPT_TOKENS)
 
@@ -39,7 +41,7 @@ def main() -> None:
     compare(
         f"a group of {GROUP} samples of one {PROMPT_TOKENS}-token prompt, {NEW_TOKENS} new tokens each",
         ("tinker_local", lambda: sample(model, base, [(prompt, GROUP)])),
-        ("transformers.generate", lambda: generate(base, prompt)),
+        ("transformers.generate", lambda: generate(plain, prompt)),
         tokens=GROUP * NEW_TOKENS,
         rounds=options.rounds,
     )
@@ -77,12 +79,11 @@ def sample(
         sampler.step()
 
 
-def generate(base: weights.BaseModel, prompt: np.ndarray) -> None:
+def generate(network: torch.nn.Module, prompt: np.ndarray) -> None:
     """Sample the group with transformers, given the same batch and its own attention."""
-    base.network.set_attn_implementation("sdpa")
     batch = torch.from_numpy(prompt)[None].expand(GROUP, -1)
     with torch.inference_mode():
-        base.network.generate(
+        network.generate(
             batch,
             attention_mask=torch.ones_like(batch),
             do_sample=True,
@@ -90,7 +91,6 @@ def generate(base: weights.BaseModel, prompt: np.ndarray) -> None:
             max_new_tokens=NEW_TOKENS,
             pad_token_id=0,
         )
-    base.network.set_attn_implementation(attention.NAME)
 
 
 def compare(

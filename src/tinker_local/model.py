@@ -21,6 +21,7 @@ from transformers.modeling_layers import GradientCheckpointingLayer
 from tinker_local import attention
 from tinker_local.attention import Layout, RowLayout, UnsupportedAttentionError
 from tinker_local.errors import InvalidRequestError, StartupError
+from tinker_local.linear import pack_linears
 from tinker_local.operations import LoraSpec
 from tinker_local.packing import Ints, pack
 from tinker_local.weights import BaseModel
@@ -64,6 +65,7 @@ class LanguageModel:
         self.device = torch.device("cuda" if torch.cuda.is_available() else "cpu")
         self._network: Any = base.network.to(self.device)
         self._network.requires_grad_(requires_grad=False)
+        pack_linears(self._network)
         config = self._network.config.get_text_config()
         self.context_length = int(config.max_position_embeddings)
         self.vocabulary = int(self._network.get_input_embeddings().weight.shape[0])
