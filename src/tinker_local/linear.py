@@ -22,15 +22,33 @@ class PackedLinear(torch.nn.Linear):
             self._packed = None
             return super().forward(input)
         if self._packed is None:
-            self._packed = torch.ops.mkldnn._reorder_linear_weight(self.weight, _ROWS)
-        output: torch.Tensor = torch.ops.mkldnn._linear_pointwise(input, self._packed, self.bias, "none", [], "")
-        return output
+            self._packed = _pack(self.weight)
+        return _multiply(input, self._packed, self.bias)
 
 
 def pack_linears(network: torch.nn.Module) -> None:
     """Turn the network's plain linear layers into packed ones, where this machine and this torch can use them."""
-    if not hasattr(torch.ops.mkldnn, "_reorder_linear_weight") or not torch.backends.mkldnn.is_available():
+    if not _works():
         return
-    for module in network.modules():
-        if type(module) is torch.nn.Linear and (module.weight.device.type, module.weight.dtype) == ("cpu", torch.float32):
-            module.__class__ = PackedLinear
+    for layer in network.modules():
+        if type(layer) is torch.nn.Linear and layer.weight.is_cpu and layer.weight.dtype == torch.float32:
+            layer.__class__ = PackedLinear
+
+
+def _works() -> bool:
+    """Tell whether torch has these operations, which are not in its documentation, and they give what they should."""
+    weight, rows = torch.arange(6.0).reshape(2, 3), torch.eye(3)
+    try:
+        return torch.equal(_multiply(rows, _pack(weight), None), weight.T)
+    except (AttributeError, RuntimeError):
+        return False
+
+
+def _pack(weight: torch.Tensor) -> torch.Tensor:
+    packed: torch.Tensor = torch.ops.mkldnn._reorder_linear_weight(weight, _ROWS)
+    return packed
+
+
+def _multiply(input: torch.Tensor, packed: torch.Tensor, bias: torch.Tensor | None) -> torch.Tensor:
+    output: torch.Tensor = torch.ops.mkldnn._linear_pointwise(input, packed, bias, "none", [], "")
+    return output

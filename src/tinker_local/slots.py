@@ -19,10 +19,6 @@ class Slots:
         self.store = torch.empty(0)
         self.lengths: list[int] = []
 
-    def bytes_with(self, *, sequences: int, length: int, token_bytes: int) -> int:
-        """Return the memory that the store needs for that many sequences of that length, at least what it has."""
-        return max(sequences, len(self.lengths)) * max([length, *self.lengths]) * token_bytes
-
     def add(self, keys_values: torch.Tensor) -> None:
         """Take in a sequence of n tokens, [2, layers, K, n, D]."""
         length = keys_values.shape[3]
