@@ -12,6 +12,7 @@ import argparse
 import asyncio
 import contextlib
 import json
+import logging
 import math
 import os
 import platform
@@ -25,6 +26,7 @@ from importlib.metadata import version
 from pathlib import Path
 
 import uvicorn
+from agent_env.a2a_agent import protocol
 from agent_env.openenv import build_app
 from agent_env.store.routing import namespace_routing
 from agent_env.task import EpisodeSpec
@@ -42,7 +44,10 @@ SPLIT = "held_out"
 IDLE_SCORE = 0.2  # what a day without a trade earns, by the bundle's rule
 WARM_UP_SECONDS = 15.0
 SUSTAINED = 3
+LOCAL = "local provider"
+BEGUN = time.monotonic()
 CERTIFICATES = Path("/etc/ssl/certs")  # a folder of which an HTTP client reads what it needs, as in the stack
+THEIR_POLL = protocol.poll_a2a_task  # before `playable` puts ours in its place, which only our own end of a turn wakes
 RULE = PlayRule(reward=None, trainer_agents=(), skills="show", turn_seconds=600, sandbox_seconds=3600)
 
 
@@ -80,6 +85,7 @@ def main() -> None:
     parser.add_argument("--at-once", type=int, default=8)
     parser.add_argument("--serve", type=int, metavar="PORT", help=argparse.SUPPRESS)
     options = parser.parse_args()
+    logging.getLogger("a2a").setLevel(logging.ERROR)  # warns of each agent card that the framework asks for
     if any(CERTIFICATES.glob("*.0")):  # for every peer alike
         os.environ["SSL_CERT_DIR"] = str(CERTIFICATES)
         os.environ.pop("SSL_CERT_FILE", None)
@@ -96,22 +102,45 @@ async def bench(url: str, *, rounds: int, at_once: int) -> None:
     ours = lambda index: play_ours(tasks[index], days[index], sandbox="pool")  # noqa: E731
     peers = [
         Peer("the pool", ours),
-        Peer("local provider", lambda index: play_framework(tasks[index], days[index])),
+        Peer(LOCAL, lambda index: play_framework(tasks[index], days[index])),
         Peer("OpenEnv server", lambda index: play_openenv(url, index, days[index])),
     ]
-    for _ in range(1 + rounds):
+    for number in range(1 + rounds):
         for peer in peers:
-            await measure(peer, at_once=at_once)
+            progress(f"round {number} of {rounds}: {peer.name}")
+            with polling(peer):
+                await measure(peer, at_once=at_once)
     for peer in peers:
-        await measure_sustained(peer, at_once=at_once)
-    for _ in range(rounds):
+        progress(f"{SUSTAINED * at_once} episodes without a pause: {peer.name}")
+        with polling(peer):
+            await measure_sustained(peer, at_once=at_once)
+    for number in range(rounds):
+        progress(f"a group started ahead, {number + 1} of {rounds}")
         peers[0].starts_ahead += await start_ahead(tasks[:at_once])
     once = Peer("the pool, RECYCLE=0", ours)
     async with recycling("0"):
-        for _ in range(1 + rounds):
+        for number in range(1 + rounds):
+            progress(f"round {number} of {rounds}: {once.name}")
             await measure(once, at_once=at_once)
+        progress(f"{SUSTAINED * at_once} episodes without a pause: {once.name}")
         await measure_sustained(once, at_once=at_once)
     report([*peers, once], rounds=rounds, at_once=at_once)
+
+
+def progress(what: str) -> None:
+    print(f"{time.monotonic() - BEGUN:5.0f} s  {what}", file=sys.stderr, flush=True)
+
+
+@contextlib.contextmanager
+def polling(peer: Peer) -> Iterator[None]:
+    """The block plays by the peer's own way to wait for the end of a turn."""
+    ours = protocol.poll_a2a_task
+    if peer.name == LOCAL:
+        protocol.poll_a2a_task = THEIR_POLL
+    try:
+        yield
+    finally:
+        protocol.poll_a2a_task = ours
 
 
 async def measure(peer: Peer, *, at_once: int) -> None:
