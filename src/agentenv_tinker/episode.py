@@ -6,8 +6,8 @@ The rules of the conversation are env.py's; here are the run, its deadlines, its
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Awaitable, Callable, Sequence
-from contextlib import AsyncExitStack
+from collections.abc import AsyncIterator, Awaitable, Callable, Sequence
+from contextlib import AsyncExitStack, asynccontextmanager
 from dataclasses import dataclass, field
 from typing import Any, TypeVar
 
@@ -17,7 +17,7 @@ from agentenv_tinker.conversation import READ_SKILL, Answer, Call, Skill, Tool, 
 from agentenv_tinker.errors import EpisodeFailedError, EpisodeTimeoutError, described
 from agentenv_tinker.records import RunFile
 from agentenv_tinker.sandboxes import verdicts
-from agentenv_tinker.slots import Slot, slots
+from agentenv_tinker.slots import Slot, slots, starts
 
 _T = TypeVar("_T")
 
@@ -151,10 +151,27 @@ class EpisodeRun:
             raise EpisodeFailedError(f"{self._name}: it was abandoned before it started")
         self._slot = slot
         _live.add(self)
-        turn = await self._bounded(self._started(), self.deadlines.start, "to reach its first turn")
+        async with self._may_start():
+            turn = await self._bounded(self._started(), self.deadlines.start, "to reach its first turn")
         if turn is None:
             raise await self._failed(EpisodeFailedError("the run ended before the agent's first turn"))
         return turn
+
+    @asynccontextmanager
+    async def _may_start(self) -> AsyncIterator[None]:
+        """The block is one of the few that start at once, and the run was not abandoned before. No deadline runs while
+        it waits for that: those before it have theirs."""
+        try:
+            await starts().acquire()
+        except asyncio.CancelledError:
+            await self.abandon("the rollout was cancelled")
+            raise
+        try:
+            if self._over:
+                raise EpisodeFailedError(f"{self._name}: it was abandoned before it started")
+            yield
+        finally:
+            starts().release()
 
     async def record(self, message: dict[str, Any], *, model: str | None) -> None:
         """Record the model's message on the turn, before its calls run."""

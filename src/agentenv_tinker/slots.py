@@ -13,11 +13,20 @@ from collections.abc import Callable
 _Queue = deque["asyncio.Future[None]"]
 _of_loop: weakref.WeakKeyDictionary[asyncio.AbstractEventLoop, dict[int, Slots]] = weakref.WeakKeyDictionary()
 
+# Of 256 that start at once, a loop is so late that connections within this process time out, idle for 5 seconds.
+_STARTS = 32
+_starts: weakref.WeakKeyDictionary[asyncio.AbstractEventLoop, asyncio.Semaphore] = weakref.WeakKeyDictionary()
+
 
 def slots(size: int) -> Slots:
     """The `size` slots of the running event loop, for groups and splits together."""
     by_size = _of_loop.setdefault(asyncio.get_running_loop(), {})
     return by_size.setdefault(size, Slots(size))
+
+
+def starts() -> asyncio.Semaphore:
+    """What bounds the episodes that start at the same time on the running event loop, of those that have a slot."""
+    return _starts.setdefault(asyncio.get_running_loop(), asyncio.Semaphore(_STARTS))
 
 
 class Slots:

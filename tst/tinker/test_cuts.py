@@ -11,6 +11,7 @@ from tinker_cookbook.rl.rollout_limits import RolloutLimits, TerminationRewardPo
 from tinker_cookbook.rl.rollout_strategy import RetryOnFailure
 from tinker_cookbook.rl.rollouts import do_group_rollout, do_single_rollout
 
+from agentenv_tinker import slots
 from agentenv_tinker.episode import Deadlines
 from agentenv_tinker.errors import ConfigError, EpisodeFailedError, EpisodeTimeoutError
 
@@ -155,6 +156,31 @@ async def test_an_episode_that_never_gets_to_its_first_message_gives_its_slot_ba
     async with asyncio.timeout(60):
         played = await play(bundle, Script("done"), train_split="only-half", max_concurrent_episodes=1)
     assert played.reward == 0.5
+
+
+async def test_few_episodes_start_at_once_and_one_that_is_cancelled_before_gives_its_slot_back(
+    bundle, sandboxes, monkeypatch
+):
+    """It has a slot while it waits to start, and no env was ever up for it; who starts next has its place."""
+    monkeypatch.setattr(slots, "_STARTS", 1)
+    starting = slots.starts()
+    await starting.acquire()
+    settings = {"train_split": "only-half", "group_size": 2, "max_concurrent_episodes": 2}
+    one = await group(bundle, **settings)
+    envs = await one.make_envs()
+    rollouts = [asyncio.create_task(do_single_rollout(Script("done"), env)) for env in envs]
+    done, _ = await asyncio.wait(rollouts, timeout=1)
+    assert (done, sandboxes) == (set(), {})
+
+    for rollout in rollouts:
+        rollout.cancel()
+    assert [type(each) for each in await asyncio.gather(*rollouts, return_exceptions=True)] == [
+        asyncio.CancelledError
+    ] * 2
+    starting.release()
+    async with asyncio.timeout(60):
+        played = await do_group_rollout(await group(bundle, **settings), Script("done"))
+    assert played.get_total_rewards() == [0.5, 0.5]
 
 
 async def test_cancelling_a_rollout_in_a_call_abandons_its_episode_and_waits_for_its_teardown(bundle, sandboxes):
